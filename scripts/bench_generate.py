@@ -56,7 +56,7 @@ def row(model: str, pim: str, context: int, batch: int, profiling: Profiling) ->
         n=1,
         context=context,
         batch=batch,
-        target_system=system(pim=pim),
+        system=system(pim=pim),
         profiling=profiling,
     )
 

@@ -108,6 +108,7 @@ def write_commit(commit: str, folder: Path, networks: Sequence[str]) -> Path:
 
 
 def network_names(text: str) -> list[str]:
+    """Some of `NETWORKS`, from their names with commas between."""
     names = text.split(",")
     if unknown := {*names} - {*NETWORKS}:
         raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))} among {', '.join(NETWORKS)}")

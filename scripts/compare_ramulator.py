@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import shlex
 import sys
 import tarfile
@@ -28,16 +29,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from calibration.ramulator2 import Ramulator2Run, simulate, traffic_table
-from calibration.ramulator_comparison import TIMING, RamulatorComparison, compare, table
+from calibration.ramulator_comparison import compare, table
 from update_readme import fill
 
 import pimflow
+from pimflow.commands.simulate.comparison import TIMING, ProgramTimes, layer_programs
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.program import PimProgram
 from pimflow.errors import PimflowError
 from pimflow.host.files import replace_file
-from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
-from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.ramulator import load_store_trace
 
 LAYERS = (
@@ -63,15 +63,6 @@ def network_programs(models: list[str]) -> Iterator[tuple[str, str, PimProgram]]
         search_result = pimflow.search(model, pimflow.system(timing=TIMING, accounting="paper"))
         for name, program in search_result.programs().items():
             yield model, name, program
-
-
-def layer_programs(texts: list[str]) -> Iterator[tuple[str, str, PimProgram]]:
-    """Programs of layers in every loop order."""
-    pim = pimflow.system(timing=TIMING).pim
-    for text in texts:
-        for order in schedules(parse_layer(text), pim, "fp16"):
-            program = lower(ProgramRequest(text, parse_layer(text), order), pim, dtype="fp16", channels=4)
-            yield text, str(order), program
 
 
 def load_store_traffic(executable: Path, texts: list[str]) -> list[Ramulator2Run]:
@@ -117,13 +108,14 @@ def main() -> int:
             return error.exit_code
         return show("ramulator2", traffic_table(traffic), arguments.update, [t.agrees for t in traffic])
 
-    def progress(comparison: RamulatorComparison) -> None:
+    def progress(comparison: ProgramTimes) -> None:
         """Print a comparison."""
         same = comparison.cycles_agree and comparison.counts_agree
         print(f"{comparison.source} {comparison.name}: {'the same' if same else comparison}", file=sys.stderr)
 
+    pim = pimflow.system(timing=TIMING).pim
     all_programs = (
-        layer_programs(arguments.layer)
+        itertools.chain.from_iterable(layer_programs(text, pim, "fp16", 4) for text in arguments.layer)
         if arguments.layer
         else network_programs(arguments.model or list(NETWORKS))
     )
@@ -135,7 +127,7 @@ def main() -> int:
         recorder.chmod(0o755)
         try:
             programs = list(all_programs)
-            comparisons = compare(str(recorder), programs, pimflow.system(timing=TIMING).pim, progress)
+            comparisons = compare(str(recorder), programs, pim, progress)
         except PimflowError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code

@@ -109,12 +109,13 @@ def fill(page_text: str, name: str, body: str) -> str:
     A body that is there already keeps the commit that it was made on.
     """
 
-    def replaced(marks: re.Match[str]) -> str:
-        known = re.match(LINE, marks[2])
-        is_same = known is not None and marks[2][known.end() :] == f"{body}\n"
-        return f"{marks[1]}{line(name, known['commit'] if is_same else '')}{body}\n{marks[3]}"
+    def replacement(marks: re.Match[str]) -> str:
+        """The block with the new body."""
+        old_line = re.match(LINE, marks[2])
+        is_same = old_line is not None and marks[2][old_line.end() :] == f"{body}\n"
+        return f"{marks[1]}{line(name, old_line['commit'] if is_same else '')}{body}\n{marks[3]}"
 
-    return re.sub(block(name), replaced, page_text, flags=re.DOTALL)
+    return re.sub(block(name), replacement, page_text, flags=re.DOTALL)
 
 
 def table_commit(path: Path, name: str) -> str:

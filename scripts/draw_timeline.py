@@ -10,6 +10,7 @@ from update_readme import ROOT
 
 import pimflow
 from pimflow.core.candidate import Event
+from pimflow.core.rewrite import MODES, Mode
 from pimflow.host import pictures
 
 PICTURE = ROOT / "docs" / "timeline.svg"
@@ -21,12 +22,12 @@ COLOURS = {
     "split: both devices at once": "#3b82c4",
     "pipeline: one device hands rows to the other": "#5aa469",
 }
-MODE_LABELS = dict(zip(("GPU", "PIM", "SPLIT", "PIPELINE"), COLOURS))
+MODE_LABELS = dict(zip(MODES, COLOURS))
 NARROWEST_US = 1.6  # a bar in which a number fits
 
 
 def bars(
-    row: str, events: list[Event], numbers: dict[str, int], modes: dict[int, str]
+    row: str, events: list[Event], numbers: dict[str, int], modes: dict[int, Mode]
 ) -> Iterator[dict[str, Any]]:
     """A bar for each of `events` that belongs to numbered layers."""
     for event in events:
@@ -61,7 +62,7 @@ def chart() -> dict[str, Any]:
         "plan: crossbar": [e for e in plan if e.resource == "crossbar"],
         f"plan: PIM, {pim} channels": [e for e in plan if e.resource == "pim"],
     }
-    gpu_modes = dict.fromkeys(modes, "GPU")
+    gpu_modes = dict.fromkeys(modes, Mode.GPU)
     first = next(iter(rows))
     values = [
         bar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from zoo_graphs import GraphBuilder
+from zoo_graphs import ZooGraphBuilder
 
 ROWS = 14
 # Widths repeat, as in a deep network, whose layers are of few kinds.
@@ -18,14 +18,14 @@ def _width(block: int) -> int:
 
 
 def _relu(
-    graph: GraphBuilder, name: str, source: str, channels: tuple[int, int], kernel: int, **window: int
+    graph: ZooGraphBuilder, name: str, source: str, channels: tuple[int, int], kernel: int, **window: int
 ) -> str:
     return graph.add("Relu", f"{name}.relu", [graph.conv_norm(name, source, channels, kernel, **window)])
 
 
 def chain(regions: int) -> onnx.ModelProto:
     """Inverted residuals (MobileNetV2, table 1) one after the other."""
-    graph = GraphBuilder({"input": (1, WIDTHS[0], ROWS, ROWS)})
+    graph = ZooGraphBuilder({"input": (1, WIDTHS[0], ROWS, ROWS)})
     last, before = "input", WIDTHS[0]
     for block in range(max(1, regions // REGIONS_PER_RESIDUAL)):
         width, hidden, name = _width(block), before * EXPANSION, f"block{block}"
@@ -39,7 +39,7 @@ def chain(regions: int) -> onnx.ModelProto:
 
 def branchy(regions: int) -> onnx.ModelProto:
     """Modules of four branches that are joined (GoogLeNet, figure 2b), one after the other."""
-    graph = GraphBuilder({"input": (1, WIDTHS[0] * 4, ROWS, ROWS)})
+    graph = ZooGraphBuilder({"input": (1, WIDTHS[0] * 4, ROWS, ROWS)})
     last, before = "input", WIDTHS[0] * 4
     for block in range(max(1, regions // REGIONS_PER_JOIN)):
         width, name = _width(block), f"block{block}"

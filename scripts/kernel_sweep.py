@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import tvm_ffi
 from kernel_cases import KernelCase, cases
@@ -15,6 +16,7 @@ from pimflow.compiler.kernel_checks.check import KernelCheck, check_kernels
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
 from pimflow.errors import PimflowError, last_line
 
+Row = TypeVar("Row")
 SWEEP_WORK = 1_000_000  # of each kernel of the sweep, see `check_kernel`
 
 
@@ -57,18 +59,18 @@ class CaseResult:
             self.lines.append(f"{self.name} ({self.dtype}): {check.name}: {check.verdict}")
 
 
-def stored_results(path: Path | None) -> list[CaseResult]:
-    """The results that a file has; none if it does not exist."""
+def stored_rows(path: Path | None, kind: type[Row]) -> list[Row]:
+    """The rows that a file has; none if it does not exist."""
     if path is None or not path.exists():
         return []
-    return [CaseResult(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [kind(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def store_result(path: Path | None, result: CaseResult) -> None:
-    """Add a line to a file of results."""
+def store_row(path: Path | None, row: Row) -> None:
+    """Add a row to a file, as a line of JSON."""
     if path is not None:
         with path.open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+            file.write(json.dumps(vars(row)) + "\n")
 
 
 _known: set[int] = set()  # hashes of kernels that this process has checked
@@ -106,17 +108,27 @@ def check_numbered_case(number: int) -> CaseResult:
 
 def sweep_table(results: Iterable[CaseResult]) -> str:
     """A table of Markdown, a row for each part and one for all."""
-    rows: dict[str, list[CaseResult]] = {}
+    parts: dict[str, list[CaseResult]] = {}
     for result in results:
-        rows.setdefault(result.part, []).append(result)
-    rows["all"] = [result for part in rows.values() for result in part]
-    heads = ("part", "cases", "kernels", "hold", "blocks run", "of", "values compared", "s")
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
-    for part, members in rows.items():
-        counts = (
-            *(len(members), sum(m.kernels for m in members), sum(m.holding for m in members)),
-            *(sum(m.blocks for m in members), sum(m.all_blocks for m in members)),
-            *(sum(m.compared for m in members), round(sum(m.seconds for m in members))),
-        )
-        lines.append(f"| {part} | {' | '.join(f'{count:,}' for count in counts)} |")
+        parts.setdefault(result.part, []).append(result)
+    parts["all"] = [result for members in parts.values() for result in members]
+    return markdown(
+        ("part", "cases", "kernels", "hold", "blocks run", "of", "values compared", "s"),
+        [
+            (
+                *(part, len(members), sum(m.kernels for m in members), sum(m.holding for m in members)),
+                *(sum(m.blocks for m in members), sum(m.all_blocks for m in members)),
+                *(sum(m.compared for m in members), round(sum(m.seconds for m in members))),
+            )
+            for part, members in parts.items()
+        ],
+    )
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
+    """A table, its numbers to the right."""
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    lines += [
+        f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else cell for cell in row)} |" for row in rows
+    ]
     return "\n".join(lines)

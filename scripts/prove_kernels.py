@@ -11,28 +11,26 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from kernel_cases import cases, network_kernels
+from kernel_cases import cases, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
-from kernel_sweep import check_numbered_case, store_result, stored_results, sweep_table
+from kernel_resources import ResourceRow, resource_rows, resource_table
+from kernel_sweep import SWEEP_WORK, CaseResult, check_numbered_case, store_row, stored_rows, sweep_table
 
 from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
-from pimflow.compiler.kernel_checks.resources import LaunchResources, launch_resources
-from pimflow.hardware import GpuSpec, spec_names
 from pimflow.host import workers
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 
-NETWORKS = ("toy", "mobilenet-v2", "squeezenet-1.1", "tiny-lm")
+NETWORKS = ("toy", "mobilenet-v2", "tiny-lm")
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 
 def run_sweep(parts: Sequence[str], jobs: int, path: Path | None) -> bool:
     """Check all cases that the file of results lacks, and print a table; returns whether all kernels hold."""
-    results = [result for result in stored_results(path) if not parts or result.part in parts]
+    results = [result for result in stored_rows(path, CaseResult) if not parts or result.part in parts]
     known = {result.number for result in results}
     chosen = [
         number
@@ -42,7 +40,7 @@ def run_sweep(parts: Sequence[str], jobs: int, path: Path | None) -> bool:
     begin = time.perf_counter()
     for _, result in workers.map_items(check_numbered_case, chosen, jobs):
         results.append(result)
-        store_result(path, result)
+        store_row(path, result)
         print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
     print(sweep_table(sorted(results, key=lambda result: result.number)))
     print(f"{len(chosen)} cases in {time.perf_counter() - begin:.0f} s in {jobs} processes")
@@ -64,46 +62,37 @@ def prove_network(network: str, context: int | None, dtype: str) -> bool:
     return not faulty
 
 
-def show_resources(network: str, context: int | None, dtype: str) -> bool:
-    """Print what the launches of a network need by architecture; returns whether all limits are kept."""
-    gpus = [GpuSpec.load(name) for name in spec_names("gpu")]
-    by_architecture: dict[str, list[LaunchResources]] = defaultdict(list)
-    for resources in launch_resources(network_kernels(network, dtype, context)):
-        by_architecture[resources.architecture].append(resources)
-    problems = []
-    for architecture, launches in by_architecture.items():
-        counts = (
-            len(launches),
-            max(launch.kernel.registers for launch in launches),
-            max(launch.shared_bytes for launch in launches),
-            sum(launch.kernel.local_bytes > 0 for launch in launches),
-            min(launch.resident_blocks(gpu) for launch in launches for gpu in gpus),
-        )
-        print(f"{network:16} {dtype} {architecture}", *(f"{count:12,}" for count in counts), flush=True)
-        for launch in launches:
-            if launch.kernel.local_bytes:
-                print(f"  {launch.kernel.name}: {launch.kernel.local_bytes} bytes of local memory a thread")
-            problems += [f"  {launch.kernel.name}: {problem}" for problem in launch.problems(gpus)]
-    print(*problems, sep="\n", end="\n" if problems else "")
-    return not problems
+def show_resources(args: argparse.Namespace) -> bool:
+    """Print what the launches of networks need; returns whether all limits are kept."""
+    rows = stored_rows(args.results, ResourceRow)
+    known = {(row.network, row.dtype) for row in rows}
+    for network in args.networks:
+        if (network, args.dtype) not in known:
+            for row in resource_rows(network, args.dtype, args.context):
+                rows.append(row)
+                store_row(args.results, row)
+    print(resource_table(rows))
+    for row in rows:
+        for text in (*row.local, *row.problems):
+            print(f"{row.network} ({row.dtype}, {row.architecture}): {text}")
+    return not any(row.problems for row in rows)
 
 
 def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
-    """Print how many of `count` mutants are found; returns whether all are."""
+    """Print how many of `count` mutants are found, of networks and fused groups; returns whether all are."""
     rng = np.random.default_rng(seed)
-    kernels = {
-        f"{network} {kernel.name}": kernel
-        for network in networks
-        for kernel in network_kernels(network, "fp16").schedule()
-    }
+    plains = {network: network_kernels(network, "fp16") for network in networks}
+    plains["toy, fused"] = planned_kernels("toy", "fp16", fuse=True, modes="gpu")
+    kernels = {name: plain.schedule() for name, plain in plains.items()}
     tried: dict[str, list[str]] = {fault: [] for fault in FAULTS}
     for number in range(count):
-        fault = FAULTS[number % len(FAULTS)]
+        fault, name = FAULTS[number % len(FAULTS)], list(kernels)[number // len(FAULTS) % len(kernels)]
         for _ in range(ATTEMPTS):
-            name = str(rng.choice(list(kernels)))
-            broken = mutant(kernels[name], fault, rng)
+            kernel = kernels[name][int(rng.integers(len(kernels[name])))]
+            broken = mutant(kernel, fault, rng)
             if broken is not None:
-                tried[fault].append("" if check_kernel(broken).findings else name)
+                is_found = bool(check_kernel(broken, work=SWEEP_WORK).findings)
+                tried[fault].append("" if is_found else f"{name}: {kernel.name}")
                 break
     for fault, missed in tried.items():
         print(f"{fault}: {missed.count('')} of {len(missed)} found", *filter(None, missed), sep="\n  ")
@@ -130,7 +119,7 @@ def main() -> None:
         "--results",
         type=Path,
         metavar="FILE",
-        help="add the results of the sweep to this file, and run no case that it has",
+        help="add results of the sweep or of --resources to this file, and compute none that it has",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes of the sweep (default: %(default)s)")
     parser.add_argument(
@@ -148,10 +137,7 @@ def main() -> None:
     if args.resources:
         if not cuda_compiler():
             sys.exit(f"no resources are shown: {NO_COMPILER}")
-        heads = ("launches", "registers", "shared bytes", "with local", "resident")
-        print(f"{'network':16} type arch ", *(f"{head:>12}" for head in heads))
-        kept = [show_resources(network, args.context, args.dtype) for network in args.networks]
-        sys.exit(not all(kept))
+        sys.exit(not show_resources(args))
     if args.sweep is not None:
         sys.exit(not run_sweep(args.sweep, args.jobs, args.results))
     held = [prove_network(network, args.context, args.dtype) for network in args.networks]

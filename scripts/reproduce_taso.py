@@ -84,7 +84,7 @@ def reproduce(
     )
     plain = {
         "device": next(iter(chosen.values())).profile.device.name,
-        "solve_times": solved,
+        "solve_times": [{**row, "pbqp": vars(row["pbqp"])} for row in solved],
         "times": time_counts,
         "studies": [taso_selection.json_form(network_study) for network_study in studies],
         "sets_of_families": sets,

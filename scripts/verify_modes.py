@@ -20,7 +20,7 @@ HEADER = ("network", "modes allowed", "done by", "error of the outputs", "PIM re
 def row(model: str, modes: str) -> tuple[str, ...]:
     """Compile a network with some modes: a row of the table."""
     compiled = pimflow.compile(
-        model, target_system=pimflow.system(accounting="paper"), modes=modes, conventions="none"
+        model, system=pimflow.system(accounting="paper"), modes=modes, conventions="none"
     )
     done = Counter(candidate.rewrite.mode for candidate in compiled.search_result.candidates)
     verification = compiled.verification

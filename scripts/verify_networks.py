@@ -29,7 +29,7 @@ def row(model: str, shapes: dict[str, tuple[int, ...]], dtype: str, accounting: 
     begin = (package(Path(model)), model if model in zoo.names() else Path(model).stem, shape, dtype)
     try:
         system = pimflow.system(dtype=dtype, accounting=accounting)
-        compiled = pimflow.compile(model, target_system=system, shapes=shapes, conventions="none")
+        compiled = pimflow.compile(model, system=system, shapes=shapes, conventions="none")
         deviations = reference_deviations(model, shapes, compiled)
     except errors.PimflowError as error:
         return (*begin, *("",) * 5, f"code {error.exit_code}: {error}".replace("|", "\\|"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import onnx
-from zoo_graphs import GraphBuilder
+from zoo_graphs import ZooGraphBuilder
 
 # Channels and number of convolutions before each pool: arXiv 1409.1556, table 1, configurations A, B and E.
 VGG = {
@@ -15,7 +15,7 @@ VGG = {
 }
 
 
-def _dense(graph: GraphBuilder, hidden: str, widths: tuple[int, ...], classes: int = 1000) -> str:
+def _dense(graph: ZooGraphBuilder, hidden: str, widths: tuple[int, ...], classes: int = 1000) -> str:
     """Two hidden layers and the scores; `widths` begins with the size of the flattened map."""
     hidden = graph.add("Flatten", "flatten", [hidden], axis=1)
     for index, (inputs, outputs) in enumerate(itertools.pairwise(widths), 1):
@@ -27,7 +27,7 @@ def _dense(graph: GraphBuilder, hidden: str, widths: tuple[int, ...], classes: i
 
 def alexnet() -> onnx.ModelProto:
     """AlexNet at 224 x 224 as one tower: arXiv 1404.5997, section 5, as torchvision has it."""
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
     layers = [(64, 11, 4, 2), (192, 5, 1, 2), (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1)]
     hidden, channels = "input", 3
     for index, (width, kernel, stride, padding) in enumerate(layers, 1):
@@ -42,7 +42,7 @@ def alexnet() -> onnx.ModelProto:
 
 def glyphs() -> onnx.ModelProto:
     """A small network with a residual, which `train_small_network.py` trains on pictures of `zoo.glyphs`."""
-    graph = GraphBuilder({"input": (1, 3, 24, 24)})
+    graph = ZooGraphBuilder({"input": (1, 3, 24, 24)})
 
     def conv(name: str, source: str, channels: tuple[int, int]) -> str:
         return graph.add("Relu", f"{name}.relu", [graph.conv(name, source, channels, 3)])
@@ -62,7 +62,7 @@ def glyphs() -> onnx.ModelProto:
 
 def _resnet(name: str, blocks: tuple[int, ...]) -> onnx.ModelProto:
     """At 224 x 224: arXiv 1512.03385, table 1, with projections where channels grow (option B)."""
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
     hidden = graph.add("Relu", "stem.relu", [graph.conv_norm("stem", "input", (64, 3), 7, stride=2)])
     window = dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     hidden, channels = graph.add("MaxPool", "stem.pool", [hidden], **window), 64
@@ -93,7 +93,7 @@ def resnet34() -> onnx.ModelProto:
 
 def _vgg(name: str) -> onnx.ModelProto:
     """At 224 x 224, without batch norms."""
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
     hidden, channels = "input", 3
     for stage, (width, layers) in enumerate(VGG[name], 1):
         for index in range(1, layers + 1):
@@ -122,7 +122,7 @@ def vgg19() -> onnx.ModelProto:
 
 def _densenet(name: str, blocks: tuple[int, ...], growth: int = 32) -> onnx.ModelProto:
     """DenseNet-BC at 224 x 224: arXiv 1608.06993, table 1; a norm and a rectifier before each convolution."""
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
 
     def norm_relu(prefix: str, source: str, channels: int) -> str:
         return graph.add("Relu", f"{prefix}.relu", [graph.norm(f"{prefix}.norm", source, channels)])

@@ -28,7 +28,7 @@ TRAINED = {
 }
 
 
-class GraphBuilder:
+class ZooGraphBuilder:
     """Nodes in order, each named as its result; weights are named after their node.
 
     Parameters
@@ -125,7 +125,7 @@ class GraphBuilder:
 
 def toy() -> onnx.ModelProto:
     """Build eight layers, one of each kind that MobileNetV2 has, and a 3x3 with K = 576."""
-    graph = GraphBuilder({"input": (1, 3, 16, 16)})
+    graph = ZooGraphBuilder({"input": (1, 3, 16, 16)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
     def conv(
@@ -158,7 +158,7 @@ def mobilenet_v1() -> onnx.ModelProto:
     The table gives the last depthwise convolution stride 2 though its map stays 7 x 7; every
     implementation has stride 1 there. The rectifiers end at 6, as in the authors' TF-slim.
     """
-    graph = GraphBuilder({"input": (1, 3, 224, 224)})
+    graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})
     clamp = [graph.constant("zero", 0.0), graph.constant("six", 6.0)]
 
     def conv(name: str, source: str, channels: tuple[int, int], kernel: int, **window: int) -> str:
@@ -184,7 +184,7 @@ def mobilenet_v1() -> onnx.ModelProto:
 class EncoderBuilder:
     """Adds layers of BERT's encoder to a graph."""
 
-    graph: GraphBuilder
+    graph: ZooGraphBuilder
     width: int
     heads: int
 
@@ -241,7 +241,7 @@ def bert(
     before the softmax, as in the published code.
     """
     names = ("input_ids", "token_type_ids", "attention_mask")
-    graph = GraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
+    graph = ZooGraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
     encoder = EncoderBuilder(graph, width, heads)
     hidden = graph.add("Gather", "embeddings.words", ["", "input_ids"], (vocabulary, width))
     bounds = [graph.constant(n, [v], np.int64) for n, v in (("first", 0), ("length", length), ("rows", 0))]
@@ -277,7 +277,7 @@ def ssd_resnet50() -> onnx.ModelProto:
     halve the map, heads read all six maps. Outputs are what its ``forward`` returns: the boxes as
     offsets from the 8732 default boxes, and scores before the softmax; no suppression.
     """
-    graph = GraphBuilder({"input": (1, 3, 300, 300)})
+    graph = ZooGraphBuilder({"input": (1, 3, 300, 300)})
     relu = lambda source: graph.add("Relu", source.removesuffix(".norm") + ".relu", [source])  # noqa: E731
     hidden = relu(graph.conv_norm("conv1", "input", (64, 3), 7, stride=2))
     window = dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -316,7 +316,7 @@ def yolov1() -> onnx.ModelProto:
 
     As in the paper, no batch norms, and leaky rectifiers of slope 0.1 after every layer but the last.
     """
-    graph = GraphBuilder({"input": (1, 3, 448, 448)})
+    graph = ZooGraphBuilder({"input": (1, 3, 448, 448)})
     pool = "pool"
     layers = [
         (64, 7, 2), pool, (192, 3, 1), pool,
@@ -350,7 +350,7 @@ def srgan() -> onnx.ModelProto:
     The input is 24 x 24: section 3.2 trains on 96 x 96 crops, whose low-resolution images these are.
     Each PReLU has one slope.
     """
-    graph = GraphBuilder({"input": (1, 3, 24, 24)})
+    graph = ZooGraphBuilder({"input": (1, 3, 24, 24)})
     prelu = lambda name, source: graph.add("PRelu", name, [source], (1, 1, 1))  # noqa: E731
     stem = hidden = prelu("stem.prelu", graph.conv("stem", "input", (64, 3), 9))
     for index in range(1, 17):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onnx
-from zoo_graphs import GraphBuilder
+from zoo_graphs import ZooGraphBuilder
 
 WIDTHS = (64, 128, 256, 512, 1024)
 
@@ -14,7 +14,7 @@ def unet() -> onnx.ModelProto:
     As the implementation most used for the Carvana images has it (github.com/milesial/Pytorch-UNet):
     three colours, "same" padding so that no map is cropped, a batch norm behind every 3x3 convolution.
     """
-    graph = GraphBuilder({"input": (1, 3, 256, 256)})
+    graph = ZooGraphBuilder({"input": (1, 3, 256, 256)})
 
     def double(name: str, source: str, width: int, channels: int) -> str:
         """Two convolutions with batch normalisation and ReLU."""

@@ -79,7 +79,7 @@ def test_the_first_page_and_the_examples_have_every_command():
         (", ".join(map(parser.command_name, commands)), title) for title, commands in parser.GROUPS
     ]
     examples = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^    pimflow (\w+)", examples, re.MULTILINE))
+    shown = set(re.findall(r"^    pimflow ([\w-]+)", examples, re.MULTILINE))
     assert shown == {parser.command_name(command) for command in parser.COMMANDS}
 
 

@@ -1,6 +1,7 @@
 """What `import pimflow` gives."""
 
 import ast
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_help_shows_arguments_and_what_is_raised(name):
 
 
 WRONG = [
-    (lambda: pimflow.compile("toy", system="pimflow"), "'system'; did you mean target_system"),
+    (lambda: pimflow.compile("toy", systm="pimflow"), "'systm'; did you mean system"),
     (lambda: pimflow.compile("toy", "out", objectve="edp"), "did you mean objective"),
     (lambda: pimflow.compile(), "compile: missing a required argument: 'model'; it takes model, args"),
     (lambda: pimflow.compile(5), "compile: model is a name of the zoo, a file, an .* not 5 .int."),
@@ -72,7 +73,7 @@ WRONG = [
     (lambda: pimflow.compile("toy", emit_traces="yes"), "emit_traces is True or False, not 'yes' .str."),
     (lambda: pimflow.compile("toy", target=5), "target is the name of a target"),
     (lambda: pimflow.compile("toy", inputs=5), "inputs is a mapping of names to arrays"),
-    (lambda: pimflow.compile("toy", target_system="pimflow"), "target_system is a System"),
+    (lambda: pimflow.compile("toy", system=5), "system is a System"),
     (lambda: pimflow.search("toy", solvr="dp"), "did you mean solver"),
     (lambda: pimflow.sweep("toy", ["pim_channels=4"]), "models is a list of networks"),
     (lambda: pimflow.sweep(["toy"], "pim_channels=4"), "settings are a list, such as"),
@@ -86,7 +87,7 @@ WRONG = [
     (lambda: pimflow.trace("fc:4,4"), "trace: missing a required argument: 'out'"),
     (lambda: pimflow.fuse("toy", sytem=3), "unknown keyword 'sytem'"),
     (lambda: pimflow.relax_pipeline(sytem=3), "did you mean"),
-    (lambda: pimflow.trace_plan("toy", system=3), "did you mean target_system"),
+    (lambda: pimflow.trace_plan("toy", sytem=3), "did you mean system"),
 ]
 
 
@@ -126,6 +127,22 @@ def test_results_are_shown_in_a_line():
         pimflow.search(search_result)
 
 
+def test_notebooks_show_tables_and_lines_short_texts():
+    system = pimflow.system()
+    for spec in (system, system.gpu, system.pim):
+        assert len(repr(spec)) < 200 and type(spec).__name__ in repr(spec)
+        assert f"<td>{spec.name}</td>" in spec._repr_html_()
+    # What results are stored under tells systems apart that look alike.
+    other = dataclasses.replace(system, pim=dataclasses.replace(system.pim, gangs=system.pim.gangs * 2))
+    timing = dict(system.pim.timing) | {"nRCDR": 99}
+    slower = dataclasses.replace(system, pim=dataclasses.replace(system.pim, timing=timing))
+    assert len({system.identity, other.identity, slower.identity}) == 3 and repr(system) == repr(slower)
+    report = pimflow.trace_plan("toy").report()._repr_html_()
+    assert report.startswith("<pre>toy on pimflow: ") and "PIM stream" in report
+    rows = pimflow.sweep(["toy"], ["pim_channels=4"], modes="gpu")
+    assert "<th>pim_channels</th>" in rows._repr_html_() and "<td>4</td>" in rows._repr_html_()
+
+
 MADE_BY_USERS = ("Goal", "NetworkOptions", "Profiling", "SelectionOptions", "GpuSpec", "PimSpec", "System")
 
 
@@ -137,3 +154,9 @@ def test_a_class_refuses_keywords_that_it_does_not_have(name):
         public_class(**{f"{first}x": 1})
     with pytest.raises(UsageError, match=f"{name}: .*; it takes {first}, "):
         public_class(1)
+
+
+def test_an_old_name_is_taken_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="target_system= is now system="):
+        assert pimflow.search("toy", target_system=pimflow.system(dtype="fp32")).system.dtype == "fp32"
+    assert pimflow.search("toy", "pimflow", modes="gpu").system == pimflow.system()

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, operands
+from pimflow.core.command_forms import operands
+from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias
 
 
 def _loop_body(first: Sequence[Node], second: Sequence[Node]) -> tuple[Node, ...]:

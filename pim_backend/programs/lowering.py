@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 
-from pimflow.core.commands import CommandStream
+from pimflow.core.command_forms import CommandStream
 from pimflow.core.loop_order import STATIONARY, LoopOrder
 from pimflow.core.program import PimProgram, table_row
 from pimflow.core.region import ConvGeometry

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pimflow.core.commands import Node, decode
+from pimflow.core.command_forms import decode
+from pimflow.core.commands import Node
 from pimflow.hardware import PimSpec
 from pimflow.host import native
 

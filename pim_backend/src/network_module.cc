@@ -145,7 +145,14 @@ class ExecutorObj : public ffi::ModuleObj {
     }
     outputs_.clear();  // they lie in the pool of the last run, which this run reuses
     ffi::Any result;
-    main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
+    static ffi::Function can_capture = ffi::Function::GetGlobalRequired("pimflow.runtime.can_capture_kernels");
+    const bool could_capture = can_capture().cast<bool>();
+    try {
+      main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
+    } catch (const ffi::Error&) {
+      if (!could_capture || can_capture().cast<bool>()) throw;
+      main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);  // without CUDA graphs
+    }
     if (auto tensor = result.try_cast<ffi::Tensor>()) {
       outputs_.push_back(*tensor);
     } else {

@@ -37,6 +37,9 @@ class PlanPool:
     ----------
     planner : callable
         Decides where in the pool buffers lie.
+    results_apart : bool
+        Whether what ``main`` returns lies in storage of its own, so that no inference overwrites the results
+        of the one before, if the pool stays. Its place in the pool is then unused.
 
     Rewrite: ``alloc_tensor(shape) -> alloc_tensor(pool, offset, shape)``, one ``alloc_storage`` at the
     beginning; calls of `KeepViews` become tensors inside others. A kernel that overwrites an operand
@@ -44,8 +47,8 @@ class PlanPool:
     Preserves: values, names.
     """
 
-    def __init__(self, planner: Callable[[Liveness], PoolPlacement]):
-        self.planner = planner
+    def __init__(self, planner: Callable[[Liveness], PoolPlacement], results_apart: bool = False):
+        self.planner, self.results_apart = planner, results_apart
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
@@ -54,6 +57,14 @@ class PlanPool:
         offsets = placement.offsets_bytes
         places = {b: ("pool", offsets[name]) for b, name in main_buffers.names.items() if name in offsets}
         sizes = {"pool": placement.pool_bytes} if places else {}
+        if self.results_apart:
+            homes = dict.fromkeys(b.place()[0] for b in main_buffers.names if b.pinned)
+            names = {home: f"result_{index}" for index, home in enumerate(homes)}
+            for buffer in places:
+                home, within_bytes = buffer.place()
+                if home in names:
+                    places[buffer] = (names[home], within_bytes)
+            sizes |= {name: home.size_bytes for home, name in names.items()}
         return with_main(
             mod, with_storage(mod["main"], main_buffers, places, sizes, eager=True), main_buffers
         )

@@ -3,49 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from pimflow.commands.simulate.comparison import ProgramTimes, program_times
 from pimflow.core.program import PimProgram
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.timing import TimingResult, time_program
 from pimflow.simulators.ramulator.fork import Ramulator
-
-TIMING = "ramulator-pimflow"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RamulatorComparison:
-    """Times of a program in pimflow and in Ramulator.
-
-    Attributes
-    ----------
-    source, name : str
-        Where the program comes from, a network or a layer, and its name there.
-    """
-
-    source: str
-    name: str
-    gwrite_hiding: bool
-    ours: TimingResult
-    simulated: TimingResult
-
-    @property
-    def cycles_agree(self) -> bool:
-        """Whether the cycles of every channel are equal."""
-        return self.ours.channel_cycles == self.simulated.channel_cycles
-
-    @property
-    def counts_agree(self) -> bool:
-        """Whether all command counts of every channel are equal, refreshes and precharges included."""
-        return self.ours.channel_commands == self.simulated.channel_commands
 
 
 def compare(
     executable: str,
     programs: Iterable[tuple[str, str, PimProgram]],
     pim: PimSpec,
-    progress: Callable[[RamulatorComparison], None] = lambda _: None,
-) -> list[RamulatorComparison]:
+    progress: Callable[[ProgramTimes], None] = lambda _: None,
+) -> list[ProgramTimes]:
     """Time every (source, name, program) with pimflow and Ramulator, with and without GWRITE hiding.
 
     Raises
@@ -53,25 +23,16 @@ def compare(
     ProfilerError, SpecError
         As `Ramulator`.
     """
-    simulators = {
-        gwrite_hiding: Ramulator(executable, gwrite_hiding=gwrite_hiding) for gwrite_hiding in (True, False)
-    }
-    comparisons = []
-    for source, name, program in programs:
-        for gwrite_hiding, simulator in simulators.items():
-            comparison = RamulatorComparison(
-                source=source,
-                name=name,
-                gwrite_hiding=gwrite_hiding,
-                ours=time_program(program, pim, TIMING, gwrite_hiding),
-                simulated=simulator.time_program(program, pim),
-            )
-            comparisons.append(comparison)
-            progress(comparison)
+    simulators = [Ramulator(executable, gwrite_hiding=gwrite_hiding) for gwrite_hiding in (True, False)]
+    comparisons: list[ProgramTimes] = []
+    for program in programs:
+        for simulator in simulators:
+            comparisons += program_times([program], pim, simulator)
+            progress(comparisons[-1])
     return comparisons
 
 
-def table(comparisons: Sequence[RamulatorComparison]) -> str:
+def table(comparisons: Sequence[ProgramTimes]) -> str:
     """Markdown: a row for each source, with and without GWRITE hiding."""
     head = "programs of | GWRITE latency | programs | channels | cycles there | same cycles | same counts"
     lines = [f"| {head} |", "|---|---|---:|---:|---:|---:|---:|"]

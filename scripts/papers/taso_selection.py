@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
+from papers.pbqp import select_by_pbqp
 from papers.taso_instances import inception_problem
 from pimflow.core.candidate import Candidate
 from pimflow.primitive_selection.layers import Layers, separate_concats
@@ -21,10 +22,11 @@ from pimflow.primitive_selection.problem import (
     SelectionProblem,
     SelectionResult,
     Sums,
+    is_guess,
 )
 from pimflow.primitive_selection.profile import Profile
 from pimflow.primitive_selection.search import Point, fastest, front, minimise
-from pimflow.primitive_selection.selection import Selection, baselines, is_guess, select_for
+from pimflow.primitive_selection.selection import Selection, baselines, select_for
 from pimflow.primitive_selection.time_sources import MODES
 from pimflow.primitives import PRIMITIVES
 
@@ -51,6 +53,38 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class PbqpRun:
+    """A run of the independent solver `papers.pbqp`.
+
+    Attributes
+    ----------
+    time_ns : float
+        Of its selection.
+    seconds : float
+        CPU time.
+    guesses : int
+        Nodes that it could not reduce exactly; it found the optimum if it is 0.
+    """
+
+    time_ns: float
+    seconds: float
+    guesses: int
+
+    def text(self, optimum_ns: float) -> tuple[str, str]:
+        """Cells: its time over the optimum that our solver found, and its seconds."""
+        guesses = f" ({self.guesses} guesses)" if self.guesses else ""
+        return f"{self.time_ns / optimum_ns:.6f}{guesses}", f"{self.seconds:.2f}"
+
+
+def run_pbqp(problem: SelectionProblem) -> PbqpRun:
+    """Select by PBQP, and add the choice up as any other."""
+    begin = time.process_time()
+    choice, guesses = select_by_pbqp(problem)
+    seconds = time.process_time() - begin
+    return PbqpRun(time_ns=problem.evaluate(choice).time_ns, seconds=seconds, guesses=guesses)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NetworkStudy:
     """A network in one memory model, with some of the primitives.
 
@@ -64,6 +98,8 @@ class NetworkStudy:
         Fronts of time against memory and against workspace.
     solve_seconds, front_seconds : float
         CPU time to find the fastest selection, and the front of memory with the greedy's.
+    pbqp : PbqpRun
+        The fastest selection by PBQP.
     """
 
     network: str
@@ -76,6 +112,7 @@ class NetworkStudy:
     workspace: tuple[Point, ...]
     solve_seconds: float
     front_seconds: float
+    pbqp: PbqpRun
 
     @functools.cached_property
     def claims(self) -> dict[str, float | None]:
@@ -195,6 +232,7 @@ def study_network(
         workspace=front(problem, points, "workspace"),
         solve_seconds=solved - begin,
         front_seconds=drawn - solved,
+        pbqp=run_pbqp(problem),
     )
 
 
@@ -225,6 +263,7 @@ def solve_times(say: Progress = lambda _: None) -> list[dict[str, Any]]:
         row = {"as": name, "layers": layers, "variables": layers * PRIMITIVES_OF_PAPER}
         row |= {"published_s": published_s, "fastest_s": solved - begin, "gap": quick.gap}
         row |= {"front_s": time.process_time() - solved, "points": len(points)}
+        row |= {"fastest_ns": quick.sums.time_ns, "pbqp": run_pbqp(problem)}
         rows.append(row)
     return rows
 
@@ -327,9 +366,9 @@ def _is_in_families(families: set[str], _: str, candidate: Candidate) -> bool:
 def json_form(study: NetworkStudy) -> dict[str, Any]:
     """The study as values for JSON."""
 
-    def sums_json(sums: Sums | None) -> dict[str, float] | None:
+    def sums_json(sums: Sums | None) -> dict[str, Any] | None:
         """Sums as JSON."""
-        names = ("time_ns", "memory_bytes", "workspace_bytes")
+        names = ("time_ns", "memory_bytes", "workspace_bytes", "guessed_ns", "substituted")
         return None if sums is None else {name: getattr(sums, name) for name in names}
 
     def front_json(front_points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -354,6 +393,7 @@ def json_form(study: NetworkStudy) -> dict[str, Any]:
         "everywhere": {kind: sums_json(sums) for kind, sums in study.kinds.items()},
         "memory_front": front_json(study.memory),
         "workspace_front": front_json(study.workspace),
+        "pbqp": vars(study.pbqp),
         "solve_seconds": study.solve_seconds,
         "front_seconds": study.front_seconds,
         "claims": study.claims,

@@ -63,6 +63,8 @@ def solve_times_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "variables",
         "fastest, s of one core",
         f"front of {POINTS}, s",
+        "time by PBQP, over it",
+        "PBQP, s",
         "paper, s",
     ]
     lines = [
@@ -72,6 +74,7 @@ def solve_times_table(rows: Sequence[Mapping[str, Any]]) -> str:
             str(row["variables"]),
             f"{row['fastest_s']:.2f}",
             f"{row['front_s']:.1f}",
+            *row["pbqp"].text(row["fastest_ns"]),
             f"{row['published_s']:.2f}",
         ]
         for row in rows
@@ -81,21 +84,41 @@ def solve_times_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def networks_table(studies: Sequence[NetworkStudy], time_counts: Mapping[str, Mapping[str, int]]) -> str:
     """Layers and candidates of each network, how many times are measured, and solving times."""
-    head = ["network", "layers", "candidates", "times measured", "predicted"]
+    head = ["network", "primitives", "layers", "candidates", "times measured", "predicted"]
     head += ["layers of the fastest by a prediction", "fastest, s", "front, s"]
+    head += ["time by PBQP, over it", "PBQP, s"]
     lines = []
     for study in studies:
-        if (study.library, study.problem.memory_model) == ("all", "sum"):
+        if study.problem.memory_model == "sum":
             counts = time_counts[study.network]
-            cells = [study.network, str(study.layers), str(study.candidates), str(counts["measured"])]
+            cells = [study.network, study.library, str(study.layers), str(study.candidates)]
             cells += [
+                str(counts["measured"]),
                 str(counts["predicted"]),
                 str(study.layers_by_prediction),
                 f"{study.solve_seconds:.2f}",
                 f"{study.front_seconds:.1f}",
+                *study.pbqp.text(study.fastest.sums.time_ns),
             ]
             lines.append(cells)
     return markdown(head, lines)
+
+
+def shares_table(studies: Sequence[NetworkStudy]) -> str:
+    """Of one primitive everywhere: the share of the time that is predicted, and layers of another kind."""
+    lines = []
+    for study in studies:
+        if study.problem.memory_model == "sum":
+            kinds = {**{kind: study.kinds[kind] for kind in KINDS}, "fastest": study.fastest.sums}
+            cells = [_share(sums) for sums in (*kinds.values(), study.smallest.sums)]
+            lines.append([study.network, study.library, *cells])
+    return markdown(["network", "primitives", *KINDS, "fastest", "least memory"], lines)
+
+
+def _share(sums: Sums) -> str:
+    return f"{sums.guessed_ns / sums.time_ns:.0%}" + (
+        f", {len(sums.substituted)} layers" if sums.substituted else ""
+    )
 
 
 def everywhere_table(studies: Sequence[NetworkStudy]) -> str:
@@ -279,6 +302,7 @@ def tables(
         "taso solve times": solve_times_table(times),
         "taso networks": networks_table(studies, time_counts),
         "taso everywhere": everywhere_table(studies),
+        "taso shares": shares_table(studies),
         "taso largest layers": largest_table(studies),
         "taso fronts": fronts_table(studies, network),
         "taso greedy": greedy_table(studies),

@@ -28,6 +28,8 @@ ZERO = 255  # the register that reads as zero
 ACCESS_BYTES = 16  # the most that a lane loads or stores at once
 OPERANDS_BASE = 0x7F1000000000
 OPERAND_PITCH_BYTES = 1 << 30  # operands begin at multiples of it
+# Instructions of a launch by its name, which says all sizes, grid and threads: counting emits the code.
+_INSTRUCTIONS: dict[tuple[str, tuple[int, int, int], int], int] = {}
 _WIDTHS = {16: ".128", 8: ".64", 4: "", 2: ".U16"}
 
 
@@ -231,10 +233,20 @@ class Launch:
 
     def blocks(self) -> Iterator[tuple[str, int]]:
         """Text and number of instructions (as Accel-Sim counts them) of each thread block, x fastest."""
+        for block in self._grid_blocks():
+            codes = self.warps(block)
+            text = block_text(block, [(code.count, code.text) for code in codes])
+            yield text, sum(code.lanes for code in codes)
+
+    def _grid_blocks(self) -> Iterator[tuple[int, int, int]]:
         width, height, depth = self.grid
-        for z in range(depth):
-            for y in range(height):
-                for x in range(width):
-                    codes = self.warps((x, y, z))
-                    text = block_text((x, y, z), [(code.count, code.text) for code in codes])
-                    yield text, sum(code.lanes for code in codes)
+        return ((x, y, z) for z in range(depth) for y in range(height) for x in range(width))
+
+    def instructions(self) -> int:
+        """Number of instructions, as Accel-Sim counts them; counted once per name, grid and threads."""
+        key = (self.name, self.grid, self.threads)
+        if key not in _INSTRUCTIONS:
+            _INSTRUCTIONS[key] = sum(
+                code.lanes for block in self._grid_blocks() for code in self.warps(block)
+            )
+        return _INSTRUCTIONS[key]

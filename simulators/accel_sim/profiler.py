@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,11 +25,14 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.region import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
+from pimflow.hardware.spec_text import fields_text
 from pimflow.simulators.accel_sim.kernels import (
+    DTYPE,
     KERNELS_LIST,
     SECOND_LAUNCHES,
     KernelTrace,
     kernel_name,
+    launches,
     parse_kernel_name,
     write_kernel,
 )
@@ -87,8 +90,9 @@ class AccelSimLogs:
     Raises
     ------
     ProfilerError
-        If it is no directory or holds no logs. In `costs`: if a kernel has two logs, or takes fewer cycles
-        than a launch.
+        If it is no directory or holds no logs. In `costs`: if a kernel has two logs, takes fewer cycles than
+        a launch, or ran other instructions than the trace of the kernel that its name says; if a log is of
+        no kernel that pimflow emits, or no log is of this GPU and type.
     TraceError
         In `costs`: if a log is malformed, or its run was not complete.
     SpecError
@@ -124,7 +128,7 @@ class AccelSimLogs:
 
     def _references_on(self, gpu: GpuSpec, dtype: str) -> list[SimulatedKernel]:
         """Kernels with exactly one log, with their simulated costs and those of the GPU model."""
-        key = repr((dataclasses.replace(gpu, sources={}), dtype))
+        key = repr((fields_text(dataclasses.replace(gpu, sources={})), dtype))
         if key not in self._references:
             references = []
             for (name, channels), runs in sorted(self._runs.items(), key=lambda item: item[0]):
@@ -132,11 +136,18 @@ class AccelSimLogs:
                 if kernel is None or len(runs) > 1 or channels > gpu.memory_channels:
                     continue
                 (path, log), modelled = runs[0], kernel_cost(kernel, gpu, dtype=dtype, channels=channels)
+                trace = launches(kernel, gpu, dtype, channels)
+                _require_trace(str(path), log, {launch.name: launch.instructions() for launch in trace})
                 simulated = _simulation_cost(log, str(path), kernel, channels, gpu, dtype)
                 references.append(
                     SimulatedKernel(
                         name=name, kernel=kernel, channels=channels, modelled=modelled, simulated=simulated
                     )
+                )
+            if self._runs and not references and all(len(runs) == 1 for runs in self._runs.values()):
+                raise ProfilerError(
+                    f"accel-sim-logs '{self.directory}': no log is of a kernel of {dtype} with at most "
+                    f"{gpu.memory_channels} memory channels: leave the profiler out, or simulate such kernels"
                 )
             self._references[key] = references
         return self._references[key]
@@ -156,6 +167,11 @@ class AccelSimLogs:
         if channels_in_name not in (None, channels):
             raise ProfilerError(f"{path}: ran with {channels} memory channels, not with {channels_in_name}")
         for name, kernels in _kernel_groups(log.kernels):
+            if parse_kernel_name(name, DTYPE) is None:
+                raise ProfilerError(
+                    f"{path}: '{name}' is no kernel whose trace pimflow writes, so its log is of no use: "
+                    "remove the file, or simulate what pimflow trace writes"
+                )
             part = dataclasses.replace(log, kernels=kernels)
             self._runs.setdefault((name, channels), []).append((path, part))
 
@@ -190,6 +206,19 @@ def _kernel_groups(kernels: Iterable[KernelLog]) -> list[tuple[str, tuple[Kernel
         else:
             groups.append((kernel.name, (kernel,)))
     return groups
+
+
+def _require_trace(who: str, log: AccelSimLog, instructions: Mapping[str, int]) -> None:
+    """Raise `ProfilerError` unless a log is of a trace with these launches, by name their instructions."""
+    names = [kernel.name for kernel in log.kernels]
+    if names != list(instructions):
+        raise ProfilerError(f"{who}: it ran {', '.join(names)} instead of {', '.join(instructions)}")
+    for kernel in log.kernels:
+        if kernel.instructions != instructions[kernel.name]:
+            raise ProfilerError(
+                f"{who}: it counts {kernel.instructions} instructions of '{kernel.name}', whose trace has "
+                f"{instructions[kernel.name]}: it is of another kernel"
+            )
 
 
 def _simulation_cost(
@@ -360,17 +389,7 @@ class AccelSim:
         (folder / CONFIGURATIONS[0]).write_text(f"{options}\n-gpgpu_n_mem {channels}\n", encoding="utf-8")
 
     def _check(self, log: AccelSimLog, emitted: KernelTrace, channels: int) -> None:
-        names = tuple(kernel.name for kernel in log.kernels)
-        if names != emitted.launches:
-            raise ProfilerError(
-                f"{self._who}: it ran {', '.join(names)} instead of {', '.join(emitted.launches)}"
-            )
-        for kernel, count in zip(log.kernels, emitted.instructions):
-            if kernel.instructions != count:
-                raise ProfilerError(
-                    f"{self._who}: it counts {kernel.instructions} instructions of '{kernel.name}' in a "
-                    f"trace of {count}"
-                )
+        _require_trace(self._who, log, dict(zip(emitted.launches, emitted.instructions)))
         if log.channels not in (None, channels):
             raise ProfilerError(f"{self._who}: it ran with {log.channels} memory channels, not {channels}")
 

@@ -118,8 +118,9 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     g, layer = program.geometry, program.vector_geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = misactivated = 0
+    rows: dict[int, tuple[int, ...]] = {}
     for nodes in program.channels:
-        table = _table(nodes, 0)
+        table = _table(nodes, 0, rows)
         channel_coverage, (pixels, outputs) = _channel_products(table, program)
         reads.append(np.stack([pixels, outputs]))
         missing, repeated = missing + channel_coverage.missing, repeated + channel_coverage.repeated
@@ -215,10 +216,11 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
 
     A sum starts from the value of `PimProgram.initial`, or is resumed from the result of the READRES before.
     """
-    is_right = np.zeros(len(reads), bool)
+    is_right = np.full(len(reads), not program.initial)
     resumed = np.full(len(reads), -1)  # place of the WRBIAS that resumes the sum
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
-    for latch in range(program.latches):
+    has_starts = bool((table[:, _KIND] == _WRBIAS).any())  # without any, no sum is set or resumed
+    for latch in range(program.latches if has_starts else 0):
         places = on_latches[table[on_latches, _UNIT] == latch]
         kind = table[places, _KIND]
         latch_reads = np.flatnonzero(kind == _READRES)
@@ -257,6 +259,8 @@ def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program
     """For each READRES, whether its sum is activated as required: once, if the sum is complete."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
+    if not (table[:, _KIND] == _AF).any():
+        return ~last if program.activation else np.ones(len(reads), bool)
     is_right = np.zeros(len(reads), bool)
     on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS, _AF)))
     for latch in range(program.latches):
@@ -448,17 +452,23 @@ def _run_count(nodes: Sequence[Node]) -> int:
     return sum(node.extent * _run_count(node.body) if isinstance(node, Loop) else 1 for node in nodes)
 
 
-def _table(nodes: Sequence[Node], depth: int) -> np.ndarray:
-    """A table with one row for each command node and iteration of the loops from `depth` on, in order."""
+def _table(nodes: Sequence[Node], depth: int, rows: dict[int, tuple[int, ...]]) -> np.ndarray:
+    """A table with one row for each command node and iteration of the loops from `depth` on, in order.
+
+    `rows` keeps those of nodes by identity: channels have most of them in common.
+    """
     pieces, plain = [np.empty((0, _STEPS + 2 * MAX_DEPTH), np.int64)], []
     for node in nodes:
         if not isinstance(node, Loop):
-            plain.append(_row(node))
+            row = rows.get(id(node))
+            if row is None:
+                row = rows[id(node)] = _row(node)
+            plain.append(row)
             continue
         if plain:
             pieces.append(np.array(plain, np.int64))
             plain = []
-        body = _table(node.body, depth + 1)
+        body = _table(node.body, depth + 1, rows)
         turn = np.repeat(np.arange(node.extent), len(body))
         turns = np.tile(body, (node.extent, 1))
         turns[:, _A] += turn * turns[:, _STEPS + depth]

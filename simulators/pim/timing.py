@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres, encode
+from pimflow.core.command_forms import encode
+from pimflow.core.commands import Affine, Bursts, Comp, GAct, Gwrite, Node, Readres
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import JsonTree
 from pimflow.core.program import PimProgram

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import itertools
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches
 from pimflow.simulators.accel_sim.profiler import AccelSim, AccelSimLogs
-from pimflow.simulators.gpu.model import KernelRequest, kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost, kernel_energy_pj
 from pimflow.simulators.profiler import GpuProfiler
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ CYCLES = ROOT / "tests" / "gpu_model" / "data" / "accelsim_rtx2060.csv"
 GPU = GpuSpec.load("rtx-2060-pim32")
 POINTWISE = convolution_kernel(ConvGeometry(n=1, h=28, w=28, c=32, oc=192), "fp16")
 COPY = Kernel(kind="stream", input_bytes=4096, output_bytes=4096)
+SPLIT_PRODUCT = convolution_kernel(ConvGeometry(n=32, h=1, w=1, c=2048, oc=128), "fp16")
 REQUESTS = [KernelRequest(kernel, channels) for kernel in (POINTWISE, COPY) for channels in (16, 32)]
 
 # Prints what the real logs print, of the traces and options that it was given; its clock is that of an
@@ -250,7 +252,7 @@ def test_a_missing_library_is_named(place, path, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("count = sum(", "count = 1 + sum(", "it counts .* instructions of 'stream_.* in a trace of"),
+        ("count = sum(", "count = 1 + sum(", "it counts .* instructions of 'stream_.*, whose trace has"),
         ("[15:]", "[16:]", "it ran tream_.* instead of stream_"),
         ('options["-gpgpu_n_mem"])', 'options["-gpgpu_n_mem"]) - 2000', "cycles are fewer than the launch"),
         ('options[name], "#', '{{**options, "-gpgpu_n_mem": 12}}[name], "#', "ran with 12 memory channels"),
@@ -299,12 +301,21 @@ def test_fp32_is_refused(installed):
 # --- logs ---
 
 
-def real_log(directory: Path, name: str = "", channels: int = 32, file: str | None = None) -> Path:
-    """The log of the real kernel, under the name of ours."""
+REAL_INSTRUCTIONS = 343296
+
+
+def real_log(
+    directory: Path, channels: int = 32, file: str | None = None, instructions: int | None = None
+) -> Path:
+    """The log of the real kernel, under the name of ours and with as many instructions."""
     text = gzip.decompress((DATA / "pw_784x192x32.32.log.gz").read_bytes()).decode()
-    name = name or kernel_name(POINTWISE, "fp16")
+    name = kernel_name(POINTWISE, "fp16")
     text = text.replace("pw_784x192x32", name)
     text = text.replace("-gpgpu_n_mem                           32", f"-gpgpu_n_mem {channels}")
+    if instructions is None:
+        (launch,) = launches(POINTWISE, GPU, "fp16", channels)
+        instructions = launch.instructions()
+    text = text.replace(f"insn = {REAL_INSTRUCTIONS}", f"insn = {instructions}")
     path = directory / (file or f"{name}.{channels}.log")
     path.write_text(text)
     return path
@@ -340,39 +351,50 @@ def test_logs_by_their_content(tmp_path):
     assert AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")[0].provenance is Provenance.SIMULATED
 
 
+def store_log(folder: Path, request: KernelRequest, logs: Path) -> KernelCost:
+    """Store the log that the stand-in leaves for a trace, and return what running it costs."""
+    path = logs / f"{kernel_name(request.kernel, 'fp16')}.{request.channels}.log"
+    copy_command = f"import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {str(path)!r})"
+    (cost,) = AccelSim(str(install(folder, extra_code=copy_command))).costs([request], GPU, "fp16")
+    path.write_text(path.read_text() + "GPGPU-Sim: *** exit detected ***\n")
+    return cost
+
+
 def test_what_it_ran_is_what_it_reads(installed, tmp_path):
-    """A log that the stand-in left for a whole trace, split-K included, costs the same as running it."""
+    """A log that the stand-in left for a whole trace costs the same as running it."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    run = AccelSim(str(installed))
-    copy_command = "import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {!r})"
-    want = []
-    for number, request in enumerate(REQUESTS):
-        path = logs / f"{kernel_name(request.kernel, 'fp16')}.{request.channels}.log"
-        folder = install(tmp_path / f"keeps{number}", extra_code=copy_command.format(str(path)))
-        want += AccelSim(str(folder)).costs([request], GPU, "fp16")
-        path.write_text(path.read_text() + "GPGPU-Sim: *** exit detected ***\n")
-    assert AccelSimLogs(str(logs)).costs(REQUESTS, GPU, "fp16") == want == run.costs(REQUESTS, GPU, "fp16")
+    want = [store_log(tmp_path / f"run{number}", request, logs) for number, request in enumerate(REQUESTS)]
+    run = AccelSim(str(installed)).costs(REQUESTS, GPU, "fp16")
+    assert AccelSimLogs(str(logs)).costs(REQUESTS, GPU, "fp16") == want == run
 
 
 def test_partial_sums_belong_to_their_kernel(tmp_path):
-    text = real_log(tmp_path).read_text()
-    (path,) = tmp_path.iterdir()
-    start, end = text.index("kernel_name = "), text.index("GPGPU-Sim: *** simulation thread")
-    partial_sums = text[start:end].replace(
-        kernel_name(POINTWISE, "fp16"), kernel_name(POINTWISE, "fp16") + "_reduce"
-    )
-    for before, after in {
-        "gpu_tot_sim_cycle = 9217": "gpu_tot_sim_cycle = 18434",
-        "gpu_tot_sim_insn = 343296": "gpu_tot_sim_insn = 686592",
-        "total dram reads = 11360": "total dram reads = 11361",
-        "total dram writes = 9408": "total dram writes = 9408",
-    }.items():
-        partial_sums = partial_sums.replace(before, after)
-    path.write_text(text[:end] + partial_sums + text[end:])
-    (cost,) = AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], GPU, "fp16")
-    assert cost.total_ns == pytest.approx(2 * 9217 / 1365 * 1e3)
-    assert cost.dram_bytes == 32 * (11361 + 9408)
+    """Both launches of a product whose reduction is split are its cost."""
+    request = KernelRequest(SPLIT_PRODUCT, 32)
+    assert [launch.name[-7:] for launch in launches(SPLIT_PRODUCT, GPU, "fp16", 32)][1:] == ["_reduce"]
+    (tmp_path / "logs").mkdir()
+    want = store_log(tmp_path / "run", request, tmp_path / "logs")
+    assert AccelSimLogs(str(tmp_path / "logs")).costs([request], GPU, "fp16") == [want]
+    assert want.total_ns > 2 * GPU.launch_ns * 0.99
+
+
+def test_a_log_of_another_kernel_is_refused_whatever_it_is_called(tmp_path):
+    """Not the name decides: the instructions that ran are those of the trace, or the log is refused."""
+    real_log(tmp_path, instructions=REAL_INSTRUCTIONS)
+    with pytest.raises(ProfilerError, match=rf"counts {REAL_INSTRUCTIONS} instructions .* of another kernel"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+
+
+def test_logs_of_no_kernel_of_ours_are_refused(tmp_path):
+    path = real_log(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace(kernel_name(POINTWISE, "fp16"), "somebody_elses"))
+    with pytest.raises(ProfilerError, match="'somebody_elses' is no kernel whose trace pimflow writes"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")
+    path.write_text(text)
+    with pytest.raises(ProfilerError, match="no log is of a kernel of bf16"):
+        AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "bf16")
 
 
 def test_its_name_changes_with_its_logs(tmp_path):
@@ -546,3 +568,27 @@ def test_errors_and_their_sums():
     assert "old" not in page and page.startswith("x\n") and page.endswith("\ny\n")
     with pytest.raises(TraceError, match="no lines"):
         replace_table("nothing", kernels)
+
+
+def test_the_model_beside_the_simulator(installed, tmp_path, capsys):
+    """The command shows each kernel's two times; logs of one kernel leave the others out."""
+    source = "conv:1x32x28x28,192,1x1"
+    command = ["compare-simulator", source, "--quiet", "--json", "--profiler"]
+    assert main([*command, f"gpu=accel-sim:{installed}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    expected = AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    assert [row["gpu_channels"] for row in report["kernels"]] == [32, 16]
+    assert [row["simulated_ns"] for row in report["kernels"]] == [cost.total_ns for cost in expected[::-1]]
+    assert report["left_out"] == 0 and report["programs"] == []
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    store_log(tmp_path / "run", REQUESTS[0], logs)
+    assert main([*command, f"gpu=accel-sim-logs:{logs}"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["gpu_channels"] for row in report["kernels"]] == [16] and report["left_out"] == 1
+    assert main([*command, f"gpu=accel-sim:{installed}", "--max-cycles", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == 2
+    assert main(["compare-simulator", source, "--quiet"]) == 2
+    assert "name a simulator" in capsys.readouterr().err
+    assert main([*command, "gpu=analytic"]) == 2
+    assert "simulates nothing" in capsys.readouterr().err

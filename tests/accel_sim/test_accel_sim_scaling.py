@@ -13,7 +13,7 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, system
 from pimflow.placement import Profiling
-from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name
+from pimflow.simulators.accel_sim.kernels import kernel_name, launches, parse_kernel_name
 from pimflow.simulators.accel_sim.profiler import AccelSimLogs
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.simulators.profiler import KernelRequest
@@ -44,10 +44,12 @@ def log(folder, request: KernelRequest, times: float, watts: float = 0.0) -> Non
     cycles = round((cost.launch_ns + times * cost.execution_ns) * GPU.clock_mhz / 1e3)
     l2_gb_s = times * cost.l2_bytes / (cycles / GPU.clock_mhz * 1e3)
     reads = round(times * cost.dram_bytes / 32)
+    (launch,) = launches(request.kernel, GPU, "fp16", request.channels)
+    count = launch.instructions()
     path = folder / f"{name}.{request.channels}.log"
     path.write_text(
-        f"kernel_name = {name}\nkernel_launch_uid = 1\ngpu_sim_cycle = {cycles}\ngpu_sim_insn = 1\n"
-        f"gpu_ipc = 1.0\ngpu_tot_sim_cycle = {cycles}\ngpu_tot_sim_insn = 1\ngpu_occupancy = 25.0%\n"
+        f"kernel_name = {name}\nkernel_launch_uid = 1\ngpu_sim_cycle = {cycles}\ngpu_sim_insn = {count}\n"
+        f"gpu_ipc = 1.0\ngpu_tot_sim_cycle = {cycles}\ngpu_tot_sim_insn = {count}\ngpu_occupancy = 25.0%\n"
         f"L2_BW = {l2_gb_s} GB/Sec\ntotal dram reads = {reads}\ntotal dram writes = 0\n"
         "GPGPU-Sim: *** exit detected ***\n"
     )

@@ -86,7 +86,7 @@ def test_keywords_go_to_the_class_that_has_them():
 
 def test_a_signature_shows_every_option():
     declared = {name for cls in SEARCH for name in field_names(cls)}
-    assert set(inspect.signature(pimflow.search).parameters) == {"model", "target_system", *declared}
+    assert set(inspect.signature(pimflow.search).parameters) == {"model", "system", *declared}
     parameters = inspect.signature(pimflow.compile).parameters
     assert declared < set(parameters) and parameters["objective"].default == "latency"
     assert parameters["goal"].annotation == "Goal | None"
@@ -97,5 +97,5 @@ def test_the_pass_context_takes_what_a_module_leaves_open():
     assert loading == {"shapes", "batch", "context", "states", "values"}
     declared = {name for cls in SEARCH for name in field_names(cls)}
     elsewhere = loading | {"target", "options", "goal", "select"}
-    own = {"system", "dump_ir", "check_kernels", "profiler", "verify"}
+    own = {"system", "dump_ir", "check_kernels", "cuda_graphs", "profiler", "verify"}
     assert set(pass_options.OPTIONS) == (declared - elsewhere) | own

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 from enum import Enum
 
 import pytest
@@ -24,6 +25,7 @@ class TreeNode:
     pair: tuple[int, float] | None = None
     sizes: tuple[tuple[int, ...], ...] = ()
     table: dict[str, float] = dataclasses.field(default_factory=dict)
+    device: typing.Literal["gpu", "pim"] = "gpu"
     inside: "tuple[TreeNode, ...]" = ()
     sibling: "TreeNode | None" = None
 
@@ -36,6 +38,7 @@ leaves = st.builds(
     pair=st.none() | st.tuples(numbers, st.floats(0, 1)),
     sizes=st.lists(st.lists(numbers, max_size=2).map(tuple), max_size=2).map(tuple),
     table=st.dictionaries(names, st.floats(0, 1), max_size=2),
+    device=st.sampled_from(["gpu", "pim"]),
 )
 nodes = st.recursive(
     leaves,
@@ -61,3 +64,7 @@ def test_other_fields_are_refused(plain):
 
 def test_fields_may_be_missing_where_there_is_a_default():
     assert from_fields(TreeNode, {"name": "a"}) == TreeNode(name="a")
+
+
+def test_another_literal_has_not_the_type():
+    assert not has_type(from_fields(TreeNode, {"name": "a", "device": "cpu"}), TreeNode)

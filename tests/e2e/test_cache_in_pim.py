@@ -163,7 +163,7 @@ def directory(tmp_path_factory):
     model = DecoderModel(past=CONTEXT - 1, **FORMS["shared heads"]).model()
     graph = extract_regions(frontend.load(model, context=CONTEXT).module)
     plan = plan_attention_on_pim(graph, small("newton-gddr6"), SCHEDULES["newton-gddr6"]).plan
-    compiled = pimflow.compile(model, folder, target_system=small("newton-gddr6"), context=CONTEXT, plan=plan)
+    compiled = pimflow.compile(model, folder, system=small("newton-gddr6"), context=CONTEXT, plan=plan)
     assert len(compiled.search_result.attention()) == 2
     return folder
 

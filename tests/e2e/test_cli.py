@@ -184,6 +184,8 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--accounting", "paper+tax"], 2, "pim-launch, crossbar"),
         (["compile", "toy", "--modes", "gpu,pin"], 2, "did you mean pim"),
         (["timeline", "toy", "--modes", "pim"], 2, "gpu,pim"),
+        (["compile", "toy", "--splits", "grid", "--modes", "gpu,pim"], 2, "allow split"),
+        (["compile", "toy", "--scheduling", "newton+", "--modes", "gpu"], 2, "allow pim or split"),
         (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
         (
             ["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"],

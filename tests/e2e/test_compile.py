@@ -389,7 +389,7 @@ def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
 
 
 def test_fp32_mode_matches_to_rounding():
-    compiled = compile_only("toy", target_system=system(dtype="fp32"))
+    compiled = compile_only("toy", system=system(dtype="fp32"))
     assert compiled.verification.is_verified and compiled.verification.max_relative_error < 1e-5
 
 
@@ -429,7 +429,7 @@ def test_monotonicity_over_pim_channels_and_against_the_gpu():
 
 
 def test_no_pim_channels_means_all_on_the_gpu():
-    compiled = compile_only("toy", target_system=system(pim_channels=0))
+    compiled = compile_only("toy", system=system(pim_channels=0))
     assert {c.mode for c in compiled.plan.choices} == {"GPU"}
     assert compiled.report.plan.speedup == 1.0
 

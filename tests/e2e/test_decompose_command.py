@@ -71,7 +71,7 @@ def test_only_layers_that_pay_are_decomposed(tmp_path):
     modes = "gpu,pim"
     request = "tucker:0.5,where=pays"
     compiled = pimflow.compile(
-        "toy", target_system=target_system, decompose=request, modes=modes, conventions="none"
+        "toy", system=target_system, decompose=request, modes=modes, conventions="none"
     )
     part = compiled.report.extras.decomposition
     decomposed_names = [layer.name for layer in part.layers]
@@ -102,7 +102,7 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
     request, modes = f"tucker:0.5,where={where}", "gpu,pim"
     conventions = ["no-launches", "copies=made"] if where == "all" else ["no-launches"]
     options = {"decompose": request, "modes": modes, "fuse": fuse, "conventions": conventions}
-    compiled = pimflow.compile("toy", target_system=short_launches, **options)
+    compiled = pimflow.compile("toy", system=short_launches, **options)
     report, changed = compiled.report, compiled.search_result
     assert report.extras.decomposition.layers
 

@@ -100,7 +100,7 @@ def test_errors_of_layers_add_up_to_no_less_than_documented(changes, samples, er
 def test_the_report_has_ranks_and_both_errors(data, tmp_path):
     compiled = pimflow.compile(
         "glyphs",
-        target_system=SMALL,
+        system=SMALL,
         decompose=RANKS,
         max_error=BOUND,
         objective="energy",

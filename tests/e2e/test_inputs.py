@@ -51,6 +51,8 @@ def directory(file, samples):
 def test_every_sample_of_a_file_is_run(directory, samples):
     (y,) = pimflow.run(directory, directory.with_name("samples.npz"))
     assert y.shape == (3, 2, 8) and np.allclose(y, 3 * samples @ WEIGHTS, atol=0.05)
+    (same,) = pimflow.infer(directory, input_values={"": directory.with_name("samples.npz")}).outputs
+    assert (same == y).all()
     (first,) = pimflow.run(directory, samples[0])
     assert (first == y[0]).all()
     assert json.loads((directory / "report.json").read_text())["samples"] == 3
@@ -163,7 +165,7 @@ def spectrum():
 
 def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
     system = pimflow.system(accounting="paper")
-    keywords = {"conventions": "none", "target_system": system, "modes": "gpu,pim"}
+    keywords = {"conventions": "none", "system": system, "modes": "gpu,pim"}
     compiled = pimflow.compile(spectrum(), tmp_path / "out", **keywords)
     assert compiled.programs
     pimflow.run(tmp_path / "out")

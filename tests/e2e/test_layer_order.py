@@ -29,12 +29,12 @@ def wide(tmp_path_factory):
     directory = tmp_path_factory.mktemp("wide")
     onnx.save(wide_branches(), directory / "wide.onnx")
     compiled = pimflow.compile(
-        directory / "wide.onnx", directory / "out", reorder=True, target_system=SYSTEM, conventions="none"
+        directory / "wide.onnx", directory / "out", reorder=True, system=SYSTEM, conventions="none"
     )
     return (
         directory,
         compiled,
-        pimflow.compile(directory / "wide.onnx", target_system=SYSTEM, conventions="none"),
+        pimflow.compile(directory / "wide.onnx", system=SYSTEM, conventions="none"),
     )
 
 
@@ -69,7 +69,7 @@ def test_a_plan_says_its_order(wide):
         directory / "wide.onnx",
         plan=directory / "out" / "plan.json",
         reorder=True,
-        target_system=SYSTEM,
+        system=SYSTEM,
         conventions="none",
     )
     assert recompiled.plan.choices == compiled.plan.choices and recompiled.verification.is_verified
@@ -78,22 +78,18 @@ def test_a_plan_says_its_order(wide):
         getattr(compiled.report.extras.order, key) for key in keys
     ]
     with pytest.raises(PlanError, match="--reorder"):
-        pimflow.search(directory / "wide.onnx", plan=compiled.plan, target_system=SYSTEM)
+        pimflow.search(directory / "wide.onnx", plan=compiled.plan, system=SYSTEM)
     backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])
     with pytest.raises(UsageError, match="would come before"):
-        pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True, target_system=SYSTEM)
-    search_result = pimflow.search(
-        directory / "wide.onnx", plan=plain.plan, reorder=True, target_system=SYSTEM
-    )
+        pimflow.search(directory / "wide.onnx", plan=backwards, reorder=True, system=SYSTEM)
+    search_result = pimflow.search(directory / "wide.onnx", plan=plain.plan, reorder=True, system=SYSTEM)
     assert search_result.graph == plain.search_result.graph
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_randomly_wired(seed):
-    compiled = pimflow.compile(
-        randomly_wired(20, seed), reorder=True, target_system=SYSTEM, conventions="none"
-    )
+    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True, system=SYSTEM, conventions="none")
     order = compiled.report.extras.order
     assert compiled.verification.is_verified
     assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
@@ -109,7 +105,7 @@ def test_the_relax_pipeline_reorders_too(wide):
 
     def pool_bytes(**options) -> list[int]:
         with targets.target_by_name("llvm+pim"):
-            lowered = pimflow.relax_pipeline(target_system=SYSTEM, **options)(network.module)
+            lowered = pimflow.relax_pipeline(system=SYSTEM, **options)(network.module)
         sizes = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
         return [int(size) for size in sizes]
 
@@ -165,8 +161,8 @@ def test_what_a_fused_run_never_makes_is_not_live():
 @pytest.mark.long
 def test_the_order_of_a_plan_with_a_fused_run_is_taken():
     options = {"decompose": "tucker:0.25", "fuse_activations": True, "reorder": True}
-    search_result = pimflow.search(wide_branches(), target_system=SYSTEM, **options)
+    search_result = pimflow.search(wide_branches(), system=SYSTEM, **options)
     run = search_result.graph.runs[0]
     assert run in [choice.regions for choice in search_result.plan.choices]
-    replanned = pimflow.search(wide_branches(), plan=search_result.plan, target_system=SYSTEM, **options)
+    replanned = pimflow.search(wide_branches(), plan=search_result.plan, system=SYSTEM, **options)
     assert replanned.graph == search_result.graph and run in replanned.group_tilings()

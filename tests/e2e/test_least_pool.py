@@ -126,7 +126,7 @@ def test_the_least_pool_that_a_bound_on_latency_leaves():
 def compiled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("least")
     onnx.save(random_network(1), directory / "net.onnx")
-    options = {"decompose": REQUEST, "objective": "memory", "target_system": SYSTEM}
+    options = {"decompose": REQUEST, "objective": "memory", "system": SYSTEM}
     return directory, pimflow.compile(
         directory / "net.onnx", directory / "out", **options, conventions="none"
     )

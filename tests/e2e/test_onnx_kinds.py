@@ -89,7 +89,7 @@ def test_what_onnx_runtime_computes(names):
     for dtype in ("fp32", "fp16"):
         # How channels are shared changes no value; searches of networks side by side take long if they are.
         system = hardware.system(dtype=dtype, channel_sharing="partitioned")
-        compiled = pimflow.compile(model, target_system=system, conventions="none")
+        compiled = pimflow.compile(model, system=system, conventions="none")
         built, search_result = compiled.builds[-1], compiled.search_result
         results = infer(built.module, inputs, built.device)
         for name, result, expected in zip(owners, results, expected_outputs, strict=True):
@@ -102,7 +102,7 @@ def test_what_onnx_runtime_computes(names):
 @pytest.mark.parametrize("name", long_but(list(REFUSED)[:4], list(REFUSED)))
 def test_what_is_refused_is_named(name):
     with pytest.raises((ModelError, UnsupportedOpError), match=REFUSED[name]) as raised:
-        pimflow.compile(KINDS[name], target_system=hardware.system())
+        pimflow.compile(KINDS[name], system=hardware.system())
     assert "\n" not in str(raised.value)
 
 
@@ -129,7 +129,7 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     model = onnx_model(nodes, {"x": (kind, (1, 32, 8, 8))}, results, {"w": filters}, opset=22)
     network = frontend.load(model)
     inputs = network.example_inputs()
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
+    compiled = pimflow.compile(model, system=hardware.system(dtype=dtype), conventions="none")
     built = compiled.builds[-1]
     y, z, place = infer(built.module, inputs, built.device)
     assert y.dtype == z.dtype == store and place.dtype == np.int64
@@ -190,7 +190,7 @@ def test_casts_that_round(kind, cast, dtype):
     model = onnx_model(nodes, {"x": (32, 32)}, {"y": (32, 32), "z": (32, 32)}, weights)
     inputs = {"x": rng.uniform(-1, 1, (32, 32)).astype(np.float32)}
     expected_outputs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype=dtype), conventions="none")
+    compiled = pimflow.compile(model, system=hardware.system(dtype=dtype), conventions="none")
     built = compiled.builds[-1]
     # A sum that is another by its order may be rounded to the neighbour.
     bounds = (2.0 ** (-6 if kind == TensorProto.BFLOAT16 else -9), OUTPUT_BOUND["fp16"])
@@ -205,7 +205,7 @@ def test_casts_that_round(kind, cast, dtype):
 @pytest.mark.parametrize("name", ["Celu", "Elu", "Selu", "Sign"])
 def test_nan_and_infinity_are_those_of_onnx_runtime(name):
     model = KINDS[name]
-    compiled = pimflow.compile(model, target_system=hardware.system(dtype="fp32"), conventions="none")
+    compiled = pimflow.compile(model, system=hardware.system(dtype="fp32"), conventions="none")
     (x,) = zoo.example_inputs(model).values()
     x.flat[:5] = np.nan, np.inf, -np.inf, 0, -0.0
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})

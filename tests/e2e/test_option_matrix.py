@@ -152,6 +152,8 @@ OTHERS = {
     "--executor",
     "--cache",
     "--quiet",
+    "--verbose",
+    "--show-config",
     "--json",
     "--layers",
     "--dump-ir",

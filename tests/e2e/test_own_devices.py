@@ -64,9 +64,7 @@ def all_on_pim():
 
 def compile_on_pim(target_system, out=None):
     """`two_layers`, compiled with both layers on PIM; verified, or it raises."""
-    compiled = pimflow.compile(
-        two_layers(), out, target_system=target_system, plan=all_on_pim(), conventions="none"
-    )
+    compiled = pimflow.compile(two_layers(), out, system=target_system, plan=all_on_pim(), conventions="none")
     assert compiled.verification.is_verified and len(compiled.programs) == 2
     return compiled
 

@@ -184,7 +184,7 @@ def test_a_wrong_keyword_is_refused(keywords, error, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"target_system": "pimflow"}, "target_system is a System"),
+        ({"system": 5}, "system is a System"),
         ({"profiling": 3}, "profiling is a Profiling"),
         ({"profiling": "analytic"}, "'analytic' is not of the form gpu=SOURCE or pim=SOURCE"),
         ({"plan": 3}, "plan is a Plan, what search returned or a file"),

@@ -142,7 +142,7 @@ def test_workspaces_lie_in_the_pool():
 def test_the_report_says_what_they_save():
     compilation = pimflow.compile(
         block(),
-        target_system=SYSTEM,
+        system=SYSTEM,
         target="cuda+pim",
         select={"device": "cuda"},
         modes="gpu",
@@ -158,7 +158,7 @@ def test_the_report_says_what_they_save():
     assert part.latency_operators_ns == without.evaluation.latency_ns
     assert part.saved_ns == without.evaluation.latency_ns - compilation.report.plan.latency_ns
     recompiled = pimflow.compile(
-        block(), target_system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
+        block(), system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
     )
     assert recompiled.report.plan.speedup == compilation.report.plan.speedup
     assert recompiled.report.extras.primitives.choices == part.choices

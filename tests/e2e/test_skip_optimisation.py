@@ -108,7 +108,7 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
         optimize_skips="pool",
         fuse_activations=True,
         objective="memory",
-        target_system=PARTITIONED,
+        system=PARTITIONED,
         conventions="none",
     )
     fused, unfused = (

@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
+from pimflow.commands import parser
 from pimflow.commands.command_line import output, streams
 from pimflow.commands.main import main
 from pimflow.errors import UsageError
+
+ARGS = parser.parse(["compile", "toy"])
 
 TABLE = "id,lower,upper,size\na,0,2,64\nb,1,3,64\n"
 
@@ -98,7 +101,7 @@ def test_names_do_not_steer_a_terminal(capsys):
     with streams.buffer_results():
         print(f"{STEERING}\tname\nmore \u200d\u00e9")
     output.warn(STEERING)
-    with output.status(quiet=False) as progress:
+    with output.status(ARGS) as progress:
         progress(STEERING)
     out, err = capsys.readouterr()
     assert out.count("\n") == 2 and "\tname" in out and "\u200d\u00e9" in out
@@ -115,8 +118,8 @@ def test_names_are_no_markup_of_rich(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(output, "BAR_DELAY_SECONDS", -1)
     with contextlib.redirect_stderr(terminal):
-        with output.bar("[/name][red]timed", quiet=False) as advance:
+        with output.bar("[/name][red]timed", ARGS) as advance:
             advance(0.5)
-        with output.status(quiet=False) as progress:
+        with output.status(ARGS) as progress:
             progress("[/name][red]read\x07")
     assert "[/name][red]timed" in terminal.getvalue() and "\x07" not in terminal.getvalue()

@@ -33,9 +33,7 @@ def test_bert_is_compiled_and_right_on_other_sentences_too(small_bert, tmp_path)
     assert {f"layers.{i}.{part}" for i in (0, 1) for part in others} <= set(modes)
 
     # In fp32, for the rounding of fp16 grows with the sentence.
-    pimflow.compile(
-        small_bert, tmp_path / "fp32", target_system=pimflow.system(dtype="fp32"), conventions="none"
-    )
+    pimflow.compile(small_bert, tmp_path / "fp32", system=pimflow.system(dtype="fp32"), conventions="none")
     session = onnxruntime.InferenceSession(small_bert.SerializeToString(), providers=["CPUExecutionProvider"])
     for seed in (1, 2):
         inputs = zoo.example_inputs(small_bert, seed)

@@ -14,7 +14,8 @@ from length import examples
 from test_attention_programs import DEVICES, ROUNDING, cases, check_program, layouts, unroll
 
 from pimflow.core.attention import SCORES, VALUES, Attention
-from pimflow.core.commands import Comp, Gwrite, Readres, decode
+from pimflow.core.command_forms import decode
+from pimflow.core.commands import Comp, Gwrite, Readres
 from pimflow.core.program import PimProgram
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout

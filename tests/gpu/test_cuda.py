@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 import pimflow
@@ -60,6 +61,25 @@ def test_a_fused_run_computes_the_same(options, tmp_path):
     assert compiled.search_result.group_tilings()
     assert compiled.verification.is_verified
     check_the_stand_in(compiled, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "modes"), [("mobilenet-v2", "gpu"), ("toy", "gpu,pim,split")])
+def test_kernels_replayed_as_graphs_compute_the_same(name, modes, tmp_path):
+    """Captured at the first inference, replayed at the second, on other values."""
+    results, inputs = [], zoo.example_inputs(zoo.load(name))["input"]
+    for cuda_graphs in (False, True):
+        folder = tmp_path / str(cuda_graphs)
+        pimflow.compile(
+            name, folder, target="cuda+pim", modes=modes, cuda_graphs=cuda_graphs, conventions="none"
+        )
+        executor = tvm.runtime.load_module(str(folder / "model-cuda.so"))["default"](tvm.cuda())
+        for scale in (1.0, 0.5, 0.25):
+            executor["set_input"]("input", tvm.runtime.tensor(scale * inputs))
+            executor["run"]()
+            results.append(executor["get_output"](0).numpy())
+    assert tvm_ffi.get_global_func("pimflow.runtime.can_capture_kernels")()
+    for plain, replayed in zip(results[:3], results[3:]):
+        np.testing.assert_array_equal(plain, replayed)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

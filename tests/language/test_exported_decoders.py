@@ -144,7 +144,7 @@ def test_it_writes_what_pytorch_does_without_a_cache(kv_heads, batch):
 def test_a_file_of_fp16_is_widened():
     """Its reference too, which would round after every operator; its caches stay where they are."""
     decoder, model = export_decoder(2, torch.float16)
-    generation = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", target_system=system(dtype="fp32"))
+    generation = generate(model, tokens=[3, 4, 5], n=3, modes="gpu", system=system(dtype="fp32"))
     assert generation.tokens == greedy(decoder.float(), [3, 4, 5], 3)
     assert generation.max_relative_error <= generation.bound == 1e-5 and generation.sure_tokens == 3
     network = frontend.load(model, context=8)

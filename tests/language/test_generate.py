@@ -251,9 +251,19 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     assert 0.3 < on_pim < 2  # of the weights; rows are not filled to the end, and the embedding is the GPU's
 
 
+def test_a_shape_without_room_is_refused_before_it_is_compiled(monkeypatch, capsys):
+    monkeypatch.setattr("pimflow.commands.generate.generate.compile_step", None)
+    command = ["generate", "llama-3-8b", "--tokens", "1,2,3", "-n", "1", "--context", "64", "--quiet"]
+    assert main(command) == 4
+    said = capsys.readouterr().err
+    assert "all blocks of 'llama-3-8b' in the PIM channels: needs 12226396160 B, 4294967296 B avail" in said
+    assert "--assume-room" in said and said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        (["tiny-lm", "--prompt", "a", "--assume-room"], "no effect on a model with weights, which must fit"),
         (["tinylm", "--prompt", "a"], "unknown language model 'tinylm'; did you mean tiny-lm?"),
         (["alexnet", "--prompt", "a"], "'alexnet' is no language model; those of the zoo are gpt-2"),
         (["tiny-lm"], "give a prompt: --prompt TEXT, or --tokens"),

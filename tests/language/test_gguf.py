@@ -263,7 +263,7 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             "is a 'mamba'; of GGUF files, those of these architectures are supported: llama",
         ),
         ({"without": "blk.0.ffn_up"}, "has no tensor 'blk.0.ffn_up.weight'"),
-        ({"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.YARN)}, "by 'yarn'"),
+        ({"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.LONGROPE)}, "by 'longrope'"),
         ({"extra": lambda writer: writer.add_expert_count(4)}, "llama.expert_count is 4, which is not"),
         (
             {"extra": lambda writer: writer.add_tensor("blk.0.attn_x.bias", np.zeros(HIDDEN, np.float32))},

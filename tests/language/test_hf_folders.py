@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 import ml_dtypes
@@ -13,7 +14,8 @@ from command_line import error_line
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UsageError
+from pimflow.zoo.language.angle_scaling import yarn
 from pimflow.zoo.language.hf_decoder import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
@@ -87,7 +89,12 @@ def test_weights_are_those_of_the_files(folder):
     [
         ({"a_key_of_next_year": 1}, "the key 'a_key_of_next_year', which is not supported"),
         ({"model_type": "rwkv"}, "is a 'rwkv'; of folders, these kinds are supported: llama"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scales angles by 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "scales angles by 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "yarn", "a_key": 4.0}}, "scales angles with 'a_key'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "its scaling of angles is incompl",
+        ),
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"hidden_size": "16"}, "a str as hidden_size"),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
@@ -134,6 +141,45 @@ def test_a_folder_writes_what_its_weights_say(folder):
     assert (
         generation.verified and generation.tokens == tuple(tokens) and generation.weights.startswith("BF16")
     )
+
+
+def test_yarn_turns_fast_pairs_as_before_and_slow_ones_less(folder):
+    """By the ramp of the paper, between 32 turns and one over the first context."""
+    path, _ = folder
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    scaled = yarn(1e4, 64, 4096, factor=4.0)
+    low, high = (32 * math.log(4096 / (turns * 2 * math.pi)) / math.log(1e4) for turns in (32, 1))
+    ramp = np.clip((np.arange(32) - math.floor(low)) / (math.ceil(high) - math.floor(low)), 0, 1)
+    assert np.allclose(1 / np.array(scaled.factors), ramp / 4 + 1 - ramp)
+    assert scaled.factors[0] == 1 and scaled.factors[-1] == 4
+    assert scaled.scale == pytest.approx(0.1 * math.log(4) + 1)
+    config = {
+        **CONFIG,
+        "rope_scaling": {**scaling, "attention_factor": 1.5},
+        "max_position_embeddings": 16384,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    assert read_decoder(path).rotary_scale == 1.5
+
+
+def test_longrope_holds_within_the_first_context(folder):
+    """Beyond it other angles hold, so that no longer context is taken."""
+    path, _ = folder
+    scaling = {"rope_type": "longrope", "short_factor": [1.0, 3.0], "long_factor": [2.0, 9.0]}
+    config = {**CONFIG, "rope_scaling": scaling, "original_max_position_embeddings": 16}
+    (path / "config.json").write_text(json.dumps(config))
+    decoder = read_decoder(path)
+    assert (decoder.rotary_factors, decoder.max_context) == ((1.0, 3.0), 16)
+    assert decoder.rotary_scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    generation = generate(path, tokens=[3, 1, 4], n=3, modes="gpu")
+    reference, tokens = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64), []
+    logits = reference.step(np.array([3, 1, 4]))
+    for _ in range(3):
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    assert generation.tokens == tuple(tokens)
+    with pytest.raises(UsageError, match="was made for 16 tokens, not for 17"):
+        generate(path, tokens=[3, 1, 4], n=3, context=17)
 
 
 SIZES = {

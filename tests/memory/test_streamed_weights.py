@@ -199,7 +199,7 @@ def test_copies_that_are_begun_but_not_awaited_do_no_harm():
 def test_a_plan_with_pim_streams_the_other_weights(tmp_path):
     """Compiled, verified by value, stored and run; weights on PIM stay in its banks."""
     streaming = system(weights="streamed", copy_ahead=1)
-    compiled = pimflow.compile("toy", tmp_path / "toy", target_system=streaming, conventions="none")
+    compiled = pimflow.compile("toy", tmp_path / "toy", system=streaming, conventions="none")
     streamed = compiled.report.memory.streaming
     assert compiled.report.verification.verified
     assert 0 < streamed.plan.copied_bytes < streamed.gpu_only.copied_bytes

@@ -117,3 +117,56 @@ def test_a_picture_is_interactive(opened, directory, tmp_path):
     timeline.draw(tmp_path / "t.html", timeline.trace_plan(directory))
     browser = opened(tmp_path / "t.html")
     assert browser.execute_script("return 'zoom' in pimflow.views.chart.getState().signals")
+
+
+def test_a_bar_and_a_box_of_the_network_lead_to_the_layer(opened):
+    browser = opened()
+    opened_rows = "return pimflow.tables.layers.getRows().map((r) => r.getData()).filter((d) => d.open)"
+    click = ".dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    browser.execute_script(f"document.querySelector('#timeline .mark-rect path'){click}")
+    (row,) = browser.execute_script(opened_rows)
+    bar = browser.execute_script("return pimflow.data('charts').timeline.data.values")[0]
+    assert row["name"] == bar["layer"]
+    shown = browser.execute_script("return document.querySelector('#layers .details').innerText")
+    assert "Candidates" in shown and bar["layer"] in shown
+    browser.execute_script(f"document.querySelectorAll('#network .layer')[3]{click}")
+    names = [row["name"] for row in browser.execute_script(opened_rows)]
+    assert len(names) == 2 and layers(browser)[3] in names
+
+
+def test_the_network_is_moved_enlarged_and_searched(opened):
+    browser = opened()
+    boxes = browser.execute_script(
+        "return [...document.querySelectorAll('#network .layer')].map((b) => b.getAttribute('class'))"
+    )
+    modes = browser.execute_script("return pimflow.tables.layers.getData().map((row) => row.mode)")
+    kinds = {"GPU": "on-gpu", "PIM": "on-pim"}
+    assert boxes == [f"layer {kinds.get(mode, 'on-both')}" for mode in modes]
+    _, y, width, _ = browser.execute_script("return pimflow.network.view()")
+    browser.find_element("css selector", "button[data-scale='0.8']").click()
+    assert browser.execute_script("return pimflow.network.view()[2]") == pytest.approx(0.8 * width)
+    browser.find_element("id", "network").send_keys("\ue015")  # the arrow down
+    assert browser.execute_script("return pimflow.network.view()[1]") > y
+    browser.find_element("id", "network-search").send_keys("DEPTHWISE")
+    faded = browser.execute_script("return document.querySelectorAll('#network .faded').length")
+    assert faded == len(modes) - 1
+
+
+def test_rows_are_copied_as_csv_and_opened_by_a_key(opened):
+    browser = opened()
+    field = browser.find_element("css selector", "#layers .tabulator-col[tabulator-field=name] input")
+    field.send_keys("down")
+    wait_for(browser, lambda: len(layers(browser)) == 1)
+    head, row, end = browser.execute_script("return pimflow.csv('layers')").split("\n")
+    assert head.startswith('layer,mode,GPU share,shape,"MACs, M"') and end == ""
+    assert row.startswith("down.conv,PIM,0,1x16x16x64 → 1x8x8x32,")
+    browser.find_element("css selector", "#layers .tabulator-row").send_keys("\n")
+    assert browser.execute_script("return document.querySelectorAll('#layers .details').length") == 1
+    browser.find_element("css selector", "body").send_keys("/")
+    assert browser.execute_script("return document.activeElement.id") == "timeline-search"
+
+
+def test_it_is_painted_within_a_second(opened):
+    browser = opened()
+    paint = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert browser.execute_script(paint) < 1000

@@ -335,5 +335,5 @@ def test_a_plan_with_kept_results_is_compared_under_other_conventions():
     target = system(channel_sharing="time-shared")
     search_result = pimflow.search("toy", target)
     assert any(choice.channels.result_in_l2 for choice in search_result.plan.choices)
-    report = pimflow.compile("toy", target_system=target, plan=search_result.plan).report
+    report = pimflow.compile("toy", system=target, plan=search_result.plan).report
     assert report.plan.latency_ns == pytest.approx(search_result.evaluation.latency_ns)

@@ -23,6 +23,7 @@ from pimflow.core.plan import Plan
 from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite, Mode, PipelineRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
+from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 from pimflow.placement import CandidateGenerator, apply, best_plan, plan_application, search
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import evaluate
@@ -137,7 +138,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     report = make_report(
         PlacedNetwork(search_result=search_result, search_seconds=0.0, gpu_known={}),
         verification,
-        gpu_part=GpuPart.from_search(search_result, "llvm+pim", "", "", None, ""),
+        gpu_part=GpuPart.from_search(search_result, "llvm+pim", CudaKernels(), None, ""),
         pool=PoolReport(
             target="llvm+pim",
             pool_bytes=0,

@@ -1,6 +1,7 @@
 """Does an installed Ramulator's clock reach the times, and does each of its failures end in one line?"""
 
 import os
+import re
 import stat
 import tarfile
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 from calibration.ramulator_comparison import compare, table
 from timing_programs import act_all, comp, loop, program, read, with_timing, write
 
+from pimflow.commands.main import main
 from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.simulators.pim.timing import time_program
@@ -215,3 +217,11 @@ def test_a_clock_that_differs_is_said(newton, fake):
     comparisons = compare(fake, [("mine", "stream", program(STREAM))], newton)
     assert [comparison.cycles_agree for comparison in comparisons] == [False, False]
     assert table(comparisons).splitlines()[2].endswith("| 0 | 0 |")
+
+
+def test_the_command_compares_a_layer_in_each_loop_order(fake, capsys):
+    command = ["compare-simulator", "fc:64,32", "--pim-channels", "2", "--quiet", "--profiler"]
+    assert main([*command, f"pim=ramulator:{fake}"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert len(rows) > 1 and all(re.search(r": \d+ cycles, simulated \d+ \(", row) for row in rows)
+    assert last == f"{len(rows)} programs, 0 with equal cycles"

@@ -46,6 +46,8 @@ def _run(argv: list[str] | None) -> tuple[int, str]:
     try:
         with streams.buffer_results():
             args = parser.parse(argv)
+            if not args.json:
+                streams.wrap_results()
             args.command(args)
     except PimflowError as error:
         return error.exit_code, f"pimflow: error: {one_line(str(error))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import shutil
 import sys
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from pimflow.commands.catalogue import devices_command, models_command
-from pimflow.commands.command_line import output_options
+from pimflow.commands.catalogue import cache_command, completion_command, devices_command, models_command
+from pimflow.commands.command_line import config_file, output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser, OneLineParser
 from pimflow.commands.compile import compile_command, timeline_command
 from pimflow.commands.fuse import fuse_command
@@ -23,7 +24,7 @@ from pimflow.commands.pages import compare_command, report_command
 from pimflow.commands.primitives import select_command
 from pimflow.commands.profile import profile_command
 from pimflow.commands.run import run_command
-from pimflow.commands.simulate import simulate_command, trace_command
+from pimflow.commands.simulate import compare_simulator_command, simulate_command, trace_command
 from pimflow.commands.sweep import sweep_command
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 
@@ -38,8 +39,11 @@ GROUPS = (
         "change a network, plan its memory and its layers",
         (decompose_command, memory_command, fuse_command, select_command),
     ),
-    ("simulate PIM programs, write traces", (simulate_command, trace_command, export_command)),
-    ("see what there is", (models_command, devices_command)),
+    (
+        "simulate PIM programs, write traces",
+        (simulate_command, compare_simulator_command, trace_command, export_command),
+    ),
+    ("see what there is", (models_command, devices_command, cache_command, completion_command)),
 )
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 _MIN_SUMMARY_WIDTH = 11  # smallest width of a summary in characters, as argparse has for its help
@@ -58,11 +62,14 @@ class _Version(argparse.Action):
 
 def command_name(command: ModuleType) -> str:
     """The name of a command on the command line."""
-    return command.__name__.rpartition(".")[2].removesuffix("_command")
+    return command.__name__.rpartition(".")[2].removesuffix("_command").replace("_", "-")
 
 
-def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line, with the arguments of every command, or of `only` one."""
+def parser(only: str | None = None, *, is_listed: bool = False) -> OneLineParser:
+    """The parser of the command line, with the arguments of every command, or of `only` one.
+
+    Its help lists commands in groups; if `is_listed`, as argparse does, which `shtab` reads.
+    """
     top_parser = OneLineParser(
         prog="pimflow",
         usage="pimflow COMMAND [ARGUMENT …]",
@@ -72,12 +79,20 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         add_help=False,
     )
     top_parser.add_argument("-h", "--help", action="help", help="print this help and exit")
-    top_parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = top_parser.add_subparsers(parser_class=CommandParser, help=argparse.SUPPRESS)
+    top_parser.add_argument("-V", "--version", action=_Version, nargs=0, help="print the version and exit")
+    top_parser.commands = {}
+    commands = top_parser.add_subparsers(
+        parser_class=CommandParser, help="commands" if is_listed else argparse.SUPPRESS
+    )
     for command in COMMANDS:
         name = command_name(command)
-        sub = commands.add_parser(name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY))
+        sub = commands.add_parser(
+            name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY), help=command.SUMMARY
+        )
         sub.set_defaults(command=command.run)
+        top_parser.commands[name] = sub
+        if command is completion_command:
+            sub.set_defaults(full_parser=functools.partial(parser, is_listed=True))
         if only in (name, None):
             _add_arguments(command, sub)
     return top_parser
@@ -108,7 +123,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     names = [command_name(command) for command in COMMANDS]
     if name and name not in names:
         raise UnknownNameError("command", name, names)
-    args, remaining = parser(name).parse_known_args(argv)
+    args, remaining = _parse_configured(parser(name), name, argv)
     flags = args.parser.flags if name else ["--help", "--version"]
     prog = args.parser.prog if name else "pimflow"
     for flag in (argument.partition("=")[0] for argument in remaining if argument.startswith("-")):
@@ -121,6 +136,32 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise UsageError(f"give a command: {', '.join(names)}; see 'pimflow --help'")
     _require_utf8(argv)
     return args
+
+
+def _parse_configured(
+    top_parser: OneLineParser, name: str, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a command line, with defaults of a ``pimflow.toml``; with ``--show-config``, to print these."""
+    config = config_file.ConfigFile.find() if name else config_file.ConfigFile(path=None, tables={})
+    is_shown = config_file.SHOW in argv
+    if not name or not (config.tables or is_shown):
+        return top_parser.parse_known_args(argv)
+    sub = top_parser.commands[name]
+    if is_shown:
+        sub.make_optional()
+    given = sub.given_attributes(lambda: top_parser.parse_known_args(argv)[0])
+    values = config.values(name, config_file.option_names(sub), _all_options)
+    sources = config_file.apply(config, sub, given, values)
+    args, remaining = top_parser.parse_known_args(argv)
+    if is_shown:
+        shown = config_file.ShownConfig.from_arguments(config, args, sources)
+        args.command = lambda arguments: output.show(shown, arguments.json)
+    return args, remaining
+
+
+def _all_options() -> dict[str, list[str]]:
+    """The options of all commands, without ``--``."""
+    return {name: list(config_file.option_names(sub)) for name, sub in parser().commands.items()}
 
 
 def _require_utf8(argv: Sequence[str]) -> None:

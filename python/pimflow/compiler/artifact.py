@@ -21,6 +21,7 @@ from pimflow.compiler.interface import (
     require_type,
     table_digest,
 )
+from pimflow.compiler.layers_table import layers_table
 from pimflow.core.json_form import json_form
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 REPORT_VERSION = "pimflow-report/2"
 PLAN, REPORT = "plan.json", "report.json"
 PAGE = "report.html"
+LAYERS = "layers.csv"
 UNSEALED = (REPORT, PAGE)  # contain times of this compilation; no program reads them
 REGIONS = "regions.json"
 PIM = "pim.json"
@@ -170,6 +172,7 @@ class ArtifactFiles:
             REGIONS: self.placed_regions.to_json(),
             PIM: self.pim.to_json(),
             TIMELINE: self.timeline,
+            LAYERS: layers_table(self.report),
         }
         contents = {**self.c_files, **{name: text.encode() for name, text in texts.items()}}
         for name, content in {**contents, REPORT: _report_bytes(self.report)}.items():

@@ -102,6 +102,7 @@ def build(
     layouts: Mapping[str, str] | None = None,
     *,
     keep_code: bool = False,
+    cuda_graphs: bool = False,
 ) -> Build:
     """Build `network` for `target` by the plan of `search_result`.
 
@@ -114,6 +115,8 @@ def build(
         Layouts of the other layers; see `with_primitives`.
     keep_code : bool
         Whether the build will be stored after it has run.
+    cuda_graphs : bool
+        Whether runs of kernels are launched as CUDA graphs, if `target` is CUDA.
     """
     programs, splits = search_result.programs(), search_result.splits()
     caches = phases.CachesInModule.from_module(
@@ -127,8 +130,10 @@ def build(
         target = targets.this_cpu_target()
         calls = () if programs else kernel_calls(planned_module, search_result.system)
     plans: list[MemoryPlan] = []
+    graphs = cuda_graphs and target.kind.name == "cuda"
     executable, kernels = compile_kernels(
-        lambda: phases.build(planned_module, target, search_result.system, plans.append), target
+        lambda: phases.build(planned_module, target, search_result.system, plans.append, cuda_graphs=graphs),
+        target,
     )
     name = targets.target_name(target)
     device, inputs = targets.target_device(target), states.types(network.inputs)

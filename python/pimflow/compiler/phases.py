@@ -36,6 +36,7 @@ from pimflow.relay_passes.kernels.mark_checked import MarkChecked
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.memory.allocate_each import AllocateEach
+from pimflow.relay_passes.memory.capture_launches import CaptureLaunches
 from pimflow.relay_passes.memory.keep_views import KeepViews
 from pimflow.relay_passes.memory.lift_workspaces import LiftWorkspaces
 from pimflow.relay_passes.memory.plan_pool import PlanPool
@@ -303,6 +304,7 @@ def lower(
     system: System,
     on_memory_plan: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
+    cuda_graphs: bool = False,
 ) -> tvm.IRModule:
     """Lower `mod` to the form that the virtual machine runs on `target`; see `build`."""
     transform = relax.transform
@@ -317,7 +319,8 @@ def lower(
 
     phases = [
         *allocating_phases(target, system),
-        PlanPool(place) if allocation == "pool" else AllocateEach(allocation == "eager"),
+        PlanPool(place, cuda_graphs) if allocation == "pool" else AllocateEach(allocation == "eager"),
+        *([CaptureLaunches()] if cuda_graphs else []),
         *([StoreWeightsOnHost(create_weights)] if system.streams_weights else []),
         # Unused tuples would keep their tensors alive.
         transform.CanonicalizeBindings(),
@@ -338,6 +341,7 @@ def build(
     system: System | None = None,
     on_memory_plan: Callable[[MemoryPlan], None] = lambda _: None,
     allocation: str = "pool",
+    cuda_graphs: bool = False,
 ) -> relax.VMExecutable:
     """Build an executable from a result of `apply_plan`, or from any canonical module.
 
@@ -350,6 +354,8 @@ def build(
     allocation : str
         ``pool``: one planned allocation for all tensors. For comparison, ``eager``: one allocation a tensor,
         from before the first kernel until after the last, or ``lazy``: from its first use to its last.
+    cuda_graphs : bool
+        Whether runs of kernels are captured at the first inference, and replayed (`CaptureLaunches`).
 
     Raises
     ------
@@ -359,7 +365,9 @@ def build(
     resolved = target_by_name(target) if isinstance(target, str) else target
     target_system = system or default_system()
     phases = tvm.transform.module_pass(
-        lambda module, _: lower(module, resolved, target_system, on_memory_plan, allocation),
+        lambda module, _: lower(
+            module, resolved, target_system, on_memory_plan, allocation, cuda_graphs=cuda_graphs
+        ),
         opt_level=0,
         name="pimflow",
     )

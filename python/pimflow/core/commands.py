@@ -1,12 +1,10 @@
-"""DRAM-PIM commands as nodes of a loop nest: expansion, encoding for C++, and text."""
+"""DRAM-PIM commands as nodes of a loop nest, and their expansion."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, NamedTuple, overload
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -184,7 +182,7 @@ def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> 
         elif isinstance(node, Af):
             yield Command("AF", buffer=node.buffer, row=node.row.value(counters))
         else:
-            yield Command(_TEXT[type(node)], buffer=node.buffer, bursts=bursts.burst_count(node))
+            yield Command(NAMES[type(node)], buffer=node.buffer, bursts=bursts.burst_count(node))
 
 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS", "AF")
@@ -228,8 +226,8 @@ def _run_row(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
     missing = Affine(-1)
     gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
     row, column = getattr(node, "row", missing), getattr(node, "column", missing)
-    steps = [affine.coefficients + _ZEROS[len(affine.coefficients)] for affine in (row, column)]
-    kind, count = _OPCODES[type(node)] - 1, node.count if isinstance(node, Comp) else 1
+    steps = [affine.coefficients + ZERO_COEFFICIENTS[len(affine.coefficients)] for affine in (row, column)]
+    kind, count = OPCODES[type(node)] - 1, node.count if isinstance(node, Comp) else 1
     return (kind, gang, buffer, row.base, column.base, bursts.burst_count(node), count, *steps[0], *steps[1])
 
 
@@ -280,161 +278,9 @@ def check_size(name: str, value: object, minimum: int) -> None:
         raise ValueError(f"field '{name}' is {value!a:.60}, not an integer in [{minimum}, {_SIZE_LIMIT})")
 
 
-_OPCODES: dict[type[Node], int] = {
-    Loop: 0,
-    Gwrite: 1,
-    GAct: 2,
-    Comp: 3,
-    Readres: 4,
-    Write: 5,
-    Wrbias: 6,
-    Af: 7,
+OPCODES: dict[type[Node], int] = {
+    cls: opcode for opcode, cls in enumerate((Loop, Gwrite, GAct, Comp, Readres, Write, Wrbias, Af))
 }
-_NAMES: dict[str, type[Node]] = {
-    "LOOP": Loop,
-    "GWRITE": Gwrite,
-    "G_ACT": GAct,
-    "COMP": Comp,
-    "READRES": Readres,
-    "WRITE": Write,
-    "WRBIAS": Wrbias,
-    "AF": Af,
-}
-_ZEROS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]
-_AFFINE = {cls: {field.name: field.type == "Affine" for field in fields(cls)} for cls in _NAMES.values()}
-_TEXT = {cls: name for name, cls in _NAMES.items()}
-_CLASSES = {opcode: cls for cls, opcode in _OPCODES.items()}
-# The operands of a command node, in the order of its fields.
-operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is not Loop}
-
-
-def encode(node: Node, words: list[int]) -> None:
-    """Append the int64 words of `node`; see `PimProgram.channel_words`."""
-    start = len(words)
-    words += [_OPCODES[type(node)], 0]
-    if isinstance(node, Loop):
-        words.append(node.extent)
-        for child in node.body:
-            encode(child, words)
-    else:
-        for value in operands[type(node)](node):
-            if type(value) is Affine:
-                words.append(value.base)
-                words += value.coefficients
-                words += _ZEROS[len(value.coefficients)]
-            else:
-                words.append(value)
-    words[start + 1] = len(words) - start
-
-
-def decode(words: Sequence[int]) -> list[Node]:
-    """The inverse of `encode`. Affines come back without coefficients after the last that is not 0."""
-    nodes: list[Node] = []
-    begin = 0
-    while begin < len(words):
-        cls: type[Any] = _CLASSES[words[begin]]
-        position, end = begin + 2, begin + words[begin + 1]
-        if cls is Loop:
-            nodes.append(Loop(extent=words[position], body=tuple(decode(words[position + 1 : end]))))
-        else:
-            values: dict[str, Any] = {}
-            for name, is_affine in _AFFINE[cls].items():
-                size = 1 + MAX_DEPTH if is_affine else 1
-                values[name] = _affine(words[position : position + size]) if is_affine else words[position]
-                position += size
-            nodes.append(cls(**values))
-        begin = end
-    return nodes
-
-
-def _affine(words: Sequence[int]) -> Affine:
-    base, *coefficients = words
-    while coefficients and not coefficients[-1]:
-        coefficients.pop()
-    return Affine(base, tuple(coefficients))
-
-
-class CommandStream(Sequence[Node]):
-    """The nodes of a channel, decoded from their words (`PimProgram.channel_words`) at the first access."""
-
-    def __init__(self, words: np.ndarray):
-        self.words = words
-
-    @functools.cached_property
-    def nodes(self) -> tuple[Node, ...]:
-        """The decoded nodes."""
-        return tuple(decode(self.words.tolist()))
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    def __iter__(self) -> Iterator[Node]:
-        return iter(self.nodes)
-
-    @overload
-    def __getitem__(self, index: int) -> Node: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Node, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Node | tuple[Node, ...]:
-        return self.nodes[index]
-
-    def __eq__(self, stream: object) -> bool:
-        if isinstance(stream, CommandStream):
-            return np.array_equal(self.words, stream.words)
-        return self.nodes == stream
-
-    def __hash__(self) -> int:
-        return hash(self.nodes)
-
-    def __reduce__(self) -> tuple[type[CommandStream], tuple[np.ndarray]]:
-        return CommandStream, (self.words,)
-
-
-def print_nodes(nodes: Sequence[Node], indent: str, lines: list[str]) -> None:
-    """Append the ``.pimprog`` lines of `nodes`."""
-    for index, node in enumerate(nodes):
-        comma = "," if index + 1 < len(nodes) else ""
-        if isinstance(node, Loop):
-            lines.append(f'{indent}["LOOP", {node.extent}, [')
-            print_nodes(node.body, indent + " ", lines)
-            lines.append(f"{indent}]]{comma}")
-        else:
-            values = [
-                [value.base, *value.coefficients] if type(value) is Affine else value
-                for value in operands[type(node)](node)
-            ]
-            if type(node) is Wrbias and not node.resumed:
-                values.pop()
-            # Python prints integers and lists of them as JSON does, five times as fast as `json.dumps`.
-            lines.append(f'{indent}["{_TEXT[type(node)]}", {str(values)[1:]}{comma}')
-
-
-def parse_nodes(nodes: object, depth: int, where: str) -> tuple[Node, ...]:
-    """The inverse of `print_nodes`, from parsed JSON; a `ValueError` names the wrong command."""
-    if not isinstance(nodes, list):
-        raise ValueError(f"{where}: {nodes!a:.60} is not a list of commands")
-    return tuple(_parse_node(node, depth, where) for node in nodes)
-
-
-def _parse_node(node: object, depth: int, where: str) -> Node:
-    if not isinstance(node, list) or not node or not isinstance(node[0], str) or node[0] not in _NAMES:
-        raise ValueError(f"{where}: {node!a:.60} is no command")
-    cls, arguments = _NAMES[node[0]], node[1:]
-    if cls is Loop:
-        if depth == MAX_DEPTH or len(arguments) != 2 or type(arguments[0]) is not int or arguments[0] < 1:
-            raise ValueError(f"{where}: a loop is [LOOP, extent, body], at most {MAX_DEPTH} deep")
-        return Loop(extent=arguments[0], body=parse_nodes(arguments[1], depth + 1, where))
-    names = _AFFINE[cls]
-    if len(arguments) != len(names) and (cls is not Wrbias or len(arguments) != len(names) - 1):
-        raise ValueError(f"{where}: {node[0]} takes {', '.join(names)}")
-    values: dict[str, Any] = {}  # an `Affine` or an integer, as `_AFFINE` says of the field
-    for (name, affine), value in zip(names.items(), arguments):
-        numbers = value if affine else [value]
-        if type(numbers) is not list or set(map(type, numbers)) != {int}:
-            raise ValueError(f"{where}: {node[0]} has a bad {name}: {value!a:.60}")
-        if affine and len(numbers) > depth + 1:
-            raise ValueError(f"{where}: {name} of {node[0]} uses more loops than enclose it")
-        values[name] = Affine(value[0], tuple(value[1:])) if affine else value
-    return cls(**values)
+NAMES: dict[type[Node], str] = dict(zip(OPCODES, ("LOOP", *KINDS)))
+# By number of coefficients, those that are missing.
+ZERO_COEFFICIENTS = [(0,) * (MAX_DEPTH - count) for count in range(MAX_DEPTH + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,17 @@ class Rows(list[Row]):
     def to_json(self) -> list[Json]:
         """The rows as JSON."""
         return [row_json(row) for row in self]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table."""
+        rows = [json_row for json_row in self.to_json() if isinstance(json_row, dict)]
+        names = list(dict.fromkeys(name for json_row in rows for name in json_row))
+        lines = ["".join(f"<th>{html.escape(name)}</th>" for name in names)]
+        lines += [
+            "".join(f"<td>{html.escape(str(json_row.get(name, '')))}</td>" for name in names)
+            for json_row in rows
+        ]
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def to_pandas(self) -> DataFrame:
         """The rows as a data frame; raises `UsageError` where pandas is not installed."""

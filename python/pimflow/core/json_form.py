@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
@@ -63,6 +64,11 @@ class JsonTree:
     def to_json(self) -> dict[str, Json]:
         """The JSON object that its command prints with ``--json``."""
         return fields_form(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the lines that its command prints."""
+        text = getattr(self, "text", None)
+        return f"<pre>{html.escape(text() if callable(text) else repr(self))}</pre>"
 
 
 def fields_form(tree: object) -> dict[str, Json]:

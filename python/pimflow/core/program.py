@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pimflow.core.command_forms import CommandStream, encode, parse_nodes, print_nodes
 from pimflow.core.commands import (
     Af,
     Affine,
     Bursts,
     Command,
     CommandNode,
-    CommandStream,
     Comp,
     GAct,
     Gwrite,
@@ -33,11 +33,8 @@ from pimflow.core.commands import (
     Write,
     check_size,
     command_leaves,
-    encode,
     expand,
     expand_table,
-    parse_nodes,
-    print_nodes,
     residues,
     value_range,
 )
@@ -301,10 +298,10 @@ class PimProgram:
             "schedule": str(self.schedule),
             "geometry": _fields(self.geometry),
         }
-        lines = [json.dumps(header)[:-1] + ', "channels": [']
+        lines, texts = [json.dumps(header)[:-1] + ', "channels": ['], dict[int, str]()
         for index, nodes in enumerate(self.channels):
             lines.append(" [")
-            print_nodes(nodes, "  ", lines)
+            print_nodes(nodes, "  ", lines, texts)
             lines.append(" ]," if index + 1 < len(self.channels) else " ]")
         lines.append("]}")
         return "\n".join(lines) + "\n"
@@ -374,10 +371,13 @@ class PimProgram:
             raise ValueError(f"pixels [{self.pixel_begin}, {self.pixel_end}) are not in the output")
         if not 1 <= len(self.channels) <= MAX_CHANNELS:
             raise ValueError(f"{len(self.channels)} channels; a program has 1 to {MAX_CHANNELS}")
+        valid_nodes: set[tuple[int, tuple[int, ...]]] = set()  # channels have most commands in common
         for index, nodes in enumerate(self.channels):
             try:
                 for node, extents in command_leaves(nodes, ()):
-                    self._validate_node(node, extents)
+                    if (id(node), extents) not in valid_nodes:
+                        self._validate_node(node, extents)
+                        valid_nodes.add((id(node), extents))
             except ValueError as error:
                 raise ValueError(f"channel {index}: {error}") from None
 

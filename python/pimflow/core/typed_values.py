@@ -116,7 +116,7 @@ def _identity(plain: object) -> object:
 
 
 def has_type(value: object, kind: object) -> bool:
-    """Whether `value` has the type of an annotation: a class, dataclass, tuple, dict or union.
+    """Whether `value` has the type of an annotation: a class, dataclass, tuple, dict, union or literal.
 
     Dataclasses are checked field by field. A bool is no int here; an int is a float if it is in a float's
     range.
@@ -124,6 +124,8 @@ def has_type(value: object, kind: object) -> bool:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(has_type(value, member) for member in args)
+    if origin is typing.Literal:
+        return value in args
     if origin is tuple:
         if not isinstance(value, tuple):
             return False

@@ -158,11 +158,24 @@ def _require_plain_text(where: str, key: str, text: str) -> None:
     elif key == "target" and text.startswith(("torch", "_operator", "math", "#")):
         if not _OPERATOR.fullmatch(text) or text.startswith(_PYTHON_SIDE):
             raise ModelError(f"{where}: '{text[:80]}' is no operator of a network; it is not called")
+        _require_operator(where, text)
     elif key in ("in_spec", "out_spec"):
         if "__enum__" in text or "default_factory" in text or "\\u" in text:
             raise ModelError(f"{where}: its inputs or outputs are classes, which are not imported")
     elif key in _NAMES:
         _require_name(where, text)
+
+
+def _require_operator(where: str, target: str) -> None:
+    """Raise `ModelError` for an operator of the dispatcher that PyTorch alone does not have."""
+    import torch
+
+    root, _, path = target.partition("torch.ops.")
+    if root or not path:
+        return
+    namespace, name = path.split(".")[:2]
+    if not hasattr(getattr(torch.ops, namespace), name):
+        raise ModelError(f"{where}: calls '{path[:80]}', an operator of another library than PyTorch")
 
 
 def _is_size(text: str) -> bool:

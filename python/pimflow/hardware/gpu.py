@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pimflow.core.keywords import check_keywords
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
+from pimflow.hardware.spec_text import html_table
 
 # Energies that every GPU file has, and what each is charged for; in addition ``fma_<dtype>_pj`` for every
 # dtype with a rate. `simulators.gpu.model.kernel_energy_pj` and the evaluator charge them.
@@ -109,6 +110,17 @@ class GpuSpec:
                     raise ValueError(
                         f"field 'efficiency.{key}': {value} is not in {minimum}..{_MAX_EXPONENT}"
                     )
+
+    def __repr__(self) -> str:
+        """One line; `spec_text.fields_text` has all fields."""
+        return (
+            f"GpuSpec({self.name}: {self.sms} multiprocessors at {self.clock_mhz:g} MHz, "
+            f"{self.memory_channels} memory channels of {self.channel_bytes_per_ns:g} GB/s)"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each field in a row."""
+        return html_table(self)
 
     def has_tensor_cores(self, dtype: str) -> bool:
         """Whether it has tensor cores for `dtype`: only then is its rate above that of its SIMD lanes."""

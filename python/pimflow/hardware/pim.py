@@ -26,6 +26,7 @@ from pimflow.hardware.reader import (
     require_positive,
     spec_names,
 )
+from pimflow.hardware.spec_text import html_table
 
 __all__ = ["BEGIN", "COMMANDS", "ENERGY", "LEVELS", "TIMING", "Constraint", "PimSpec"]
 
@@ -369,6 +370,17 @@ class PimSpec:
             for pair in ((before, after) for before in rule.before for after in rule.after)
         }
         return {("G_ACT", "WRITE"), ("WRITE", "PRE")} <= command_pairs
+
+    def __repr__(self) -> str:
+        """One line; `spec_text.fields_text` has all fields."""
+        return (
+            f"PimSpec({self.name}: {self.gangs} gangs of {self.banks_per_gang} banks a channel, "
+            f"tCK {self.tCK_ps:.6g} ps, {', '.join(self.dtypes)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each field in a row."""
+        return html_table(self)
 
     @property
     def banks(self) -> int:

@@ -15,6 +15,7 @@ from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
+from pimflow.hardware.spec_text import fields_text, html_table
 
 ACCOUNTINGS = ("full", "paper")
 # Costs that ``full`` charges and ``paper`` does not; ``paper+crossbar+…`` charges the costs that it names.
@@ -246,7 +247,17 @@ class System(OptionSet, group="system"):
         sharing = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.is_time_shared else ""
         launches = f" launches {self.launches}" if self.overlaps_launches else ""
         weights = f" weights streamed {self.copy_ahead}" if self.streams_weights else ""
-        return f"{dataclasses.replace(self, sources={})!r}{sharing}{launches}{weights}"
+        return f"{fields_text(dataclasses.replace(self, sources={}))}{sharing}{launches}{weights}"
+
+    def __repr__(self) -> str:
+        """One line: the devices, and how channels are shared; `identity` has all fields."""
+        pim = f"{self.pim_channels} of {self.gpu.memory_channels} channels with {self.pim.name}"
+        how = f"{self.channel_sharing}, {self.dtype}, accounting {self.accounting}, timing {self.timing}"
+        return f"System({self.name}: {self.gpu.name}, {pim}, {how})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each field in a row."""
+        return html_table(self)
 
     @property
     def available_charges(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ the file can write seals. A value that is damaged, or not a valid result, is com
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -15,10 +17,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pimflow.errors import PimflowError
+from pimflow.errors import ArtifactError, PimflowError
 from pimflow.host import native
 
 WAIT_SECONDS = 2.0  # for a lock of another process; writing takes milliseconds
@@ -72,7 +75,7 @@ _locked_files: set[Path] = set()
 
 
 class ResultCache:
-    """Results by the key of what they were computed from; values are JSON.
+    """Results by the key of what they were computed from; values are JSON, a dataclass as its fields.
 
     Parameters
     ----------
@@ -149,7 +152,7 @@ class ResultCache:
         """Store all of `values` or none; if it fails, earlier results can still be read."""
         if self._connection is None or not self._can_store or not values:
             return
-        digests = {_digest(key, code): json.dumps(value) for key, value in values.items()}
+        digests = {_digest(key, code): json.dumps(value, default=_fields) for key, value in values.items()}
         rows = [(digest, f"{_seal(digest, value)} {value}") for digest, value in digests.items()]
         try:
             with self._connection:
@@ -157,6 +160,17 @@ class ResultCache:
         except sqlite3.OperationalError as error:  # full, or not to be written
             self._can_store = False
             self._record_flaw(error)
+        except _DATABASE_ERRORS as error:
+            self._disable(error)
+
+    def clear(self) -> None:
+        """Delete all results, and give their space back."""
+        if self._connection is None:
+            return
+        try:
+            with self._connection:
+                self._connection.execute("DELETE FROM results")
+            self._connection.execute("VACUUM")
         except _DATABASE_ERRORS as error:
             self._disable(error)
 
@@ -177,6 +191,47 @@ class ResultCache:
         reason = "malformed" if damaged else getattr(error, "strerror", None) or str(error)
         remedy = "; delete it" if any(word in reason for word in ("not a database", "malformed")) else ""
         self.flaw = f"{self.path}: results are not kept: {reason}{remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """The file of a cache, and how much is in it."""
+
+    path: str
+    results: int
+    bytes: int
+
+    @classmethod
+    def measure(cls, path: str | os.PathLike[str]) -> CacheSize:
+        """Count the results of a file, which is not created.
+
+        Raises
+        ------
+        ArtifactError
+            If there is a file that is no cache.
+        """
+        file = Path(path)
+        if not file.exists():
+            return cls(path=str(file), results=0, bytes=0)
+        try:
+            with contextlib.closing(sqlite3.connect(file, timeout=WAIT_SECONDS)) as connection:
+                (results,) = connection.execute("SELECT COUNT(*) FROM results").fetchone()
+            return cls(path=str(file), results=results, bytes=file.stat().st_size)
+        except (OSError, *_DATABASE_ERRORS) as error:
+            raise ArtifactError(f"{file}: is no cache, or damaged: {error}; delete it") from None
+
+    def to_json(self) -> dict[str, str | int]:
+        """The fields."""
+        return {"path": self.path, "results": self.results, "bytes": self.bytes}
+
+    def text(self) -> str:
+        """The size in a line."""
+        return f"{self.path}: {self.results} results, {self.bytes / 1e6:.2f} MB"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, not copied as `dataclasses.asdict` does; raises `TypeError` for others."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _seal(digest: str, value: str) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import Candidate, CostTable, Provenance
 from pimflow.core.liveness import Liveness, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS
@@ -78,6 +78,10 @@ class Sums:
         Largest footprint of a layer: the buffers of Figure 4.
     memory_layer, workspace_layer, time_layer : str
         The layers with the memory peak, the largest footprint, and the longest time.
+    guessed_ns : float
+        The part of the time that is predicted or modelled, not measured.
+    substituted : tuple of str
+        Of one kind of primitive everywhere: the layers to which it does not apply, and another computes.
     """
 
     time_ns: float
@@ -87,6 +91,8 @@ class Sums:
     workspace_layer: str
     time_layer: str
     transforms: tuple[Transform, ...]
+    guessed_ns: float = 0.0
+    substituted: tuple[str, ...] = ()
 
     def is_within(self, budgets: Budgets) -> bool:
         """Whether all of `budgets` are kept."""
@@ -226,6 +232,7 @@ class SelectionProblem:
             workspace_layer=largest,
             time_layer=max(times, key=times.__getitem__),
             transforms=transforms,
+            guessed_ns=sum(times[name] for name, candidate in choice.items() if is_guess(candidate)),
         )
 
     def liveness(self, choice: Mapping[str, Candidate]) -> tuple[Liveness, list[str]]:
@@ -267,6 +274,11 @@ class SelectionProblem:
             for name, candidates in self.table.candidates.items()
         }
         return replace(self, table=replace(self.table, candidates=remaining))
+
+
+def is_guess(candidate: Candidate) -> bool:
+    """Whether the time of a candidate is not measured."""
+    return any(task.known is not Provenance.MEASURED for task in candidate.tasks)
 
 
 def _return_step(tensor: str) -> SelectionStep:

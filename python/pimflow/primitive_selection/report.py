@@ -14,22 +14,53 @@ from pimflow.primitive_selection.profile import NetworkTimeReport
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import usable_primitives
 
+SHOWN_LAYERS = 3  # names of layers that a line has at most
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Time, memory and workspace of a selection."""
+    """Time, memory and workspace of a selection.
+
+    Attributes
+    ----------
+    guessed_ns : float
+        The part of the time that is predicted or modelled, not measured.
+    """
 
     time_ns: float
     memory_bytes: int
     workspace_bytes: int
+    guessed_ns: float
 
     def text(self) -> str:
         """The figures as one line."""
         mib = 2**20
+        share = self.guessed_ns / self.time_ns if self.time_ns else 0.0
         return (
-            f"{self.time_ns / 1e6:.3f} ms, memory {self.memory_bytes / mib:.2f} MiB, "
-            f"workspace {self.workspace_bytes / mib:.2f} MiB"
+            f"{self.time_ns / 1e6:.3f} ms ({share:.0%} not measured), memory {self.memory_bytes / mib:.2f} "
+            f"MiB, workspace {self.workspace_bytes / mib:.2f} MiB"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Figures):
+    """One kind of primitive in all layers.
+
+    Attributes
+    ----------
+    substituted : tuple of str
+        The layers to which it does not apply, and which another kind computes.
+    """
+
+    substituted: tuple[str, ...]
+
+    def text(self) -> str:
+        """The figures as one line, with the layers that another kind computes."""
+        if not self.substituted:
+            return super().text()
+        names = ", ".join(self.substituted[:SHOWN_LAYERS])
+        more = ", …" if len(self.substituted) > SHOWN_LAYERS else ""
+        return f"{super().text()}; does not apply to {len(self.substituted)} layers ({names}{more})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +132,8 @@ class SelectionReport:
         Of the paper's greedy selection; None if it finds none.
     gap : float
         Gap to the bound of the integer program.
+    guessed_ns : float
+        The part of the time that is predicted or modelled, not measured.
     """
 
     network: str
@@ -110,11 +143,12 @@ class SelectionReport:
     time_ns: float
     memory_bytes: int
     workspace_bytes: int
+    guessed_ns: float
     choices: tuple[ChosenPrimitive, ...]
     others: tuple[OtherLayer, ...]
     transforms: tuple[Transform, ...]
     greedy_time_ns: float | None
-    baselines: dict[str, Figures]
+    baselines: dict[str, Baseline]
     solve_seconds: float
     gap: float
     device: str
@@ -126,7 +160,10 @@ class SelectionReport:
     def figures(self) -> Figures:
         """Its time, memory and workspace."""
         return Figures(
-            time_ns=self.time_ns, memory_bytes=self.memory_bytes, workspace_bytes=self.workspace_bytes
+            time_ns=self.time_ns,
+            memory_bytes=self.memory_bytes,
+            workspace_bytes=self.workspace_bytes,
+            guessed_ns=self.guessed_ns,
         )
 
 

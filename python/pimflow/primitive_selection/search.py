@@ -230,13 +230,21 @@ def greedy(problem: SelectionProblem, budgets: Budgets) -> Sums | None:
     return sums if sums.is_within(budgets) else None
 
 
-def uniform_selection(problem: SelectionProblem, kinds: Sequence[Callable[[Candidate], bool]]) -> Sums:
-    """One kind of primitive in every layer: the first of `kinds` that a layer has, else any candidate.
+def uniform_selection(
+    problem: SelectionProblem,
+    kinds: Sequence[Callable[[Candidate], bool]],
+    substitutes: Sequence[Callable[[Candidate], bool]],
+) -> Sums:
+    """One kind of primitive in every layer: the first of `kinds` that a layer has, else of `substitutes`.
 
-    Of several candidates of the kind, the fastest is taken.
+    Of several candidates of the kind, the fastest is taken; of a layer that has neither, the fastest of all.
+    `Sums.substituted` has the layers that have none of `kinds`.
     """
-    kind_by_step = {}
+    kind_by_step, substituted = {}, []
     for step in problem.steps:
-        kind = next((is_kind for is_kind in kinds if any(map(is_kind, step.candidates))), lambda _: True)
-        kind_by_step[step.name] = kind if step.chosen else lambda _: True
-    return fastest(problem.restrict(lambda name, c: kind_by_step[name](c))).sums
+        possible = [kind for kind in (*kinds, *substitutes) if any(map(kind, step.candidates))]
+        kind_by_step[step.name] = possible[0] if step.chosen and possible else lambda _: True
+        if step.chosen and not (possible and possible[0] in kinds):
+            substituted.append(step.name)
+    sums = fastest(problem.restrict(lambda name, c: kind_by_step[name](c))).sums
+    return replace(sums, substituted=tuple(substituted))

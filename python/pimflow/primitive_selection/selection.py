@@ -9,12 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, Provenance
+from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums
+from pimflow.primitive_selection.problem import (
+    Budgets,
+    SelectionProblem,
+    SelectionResult,
+    Sums,
+    is_guess,
+)
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     Device,
@@ -24,6 +30,7 @@ from pimflow.primitive_selection.profile import (
     count_unmeasured,
 )
 from pimflow.primitive_selection.report import (
+    Baseline,
     ChosenPrimitive,
     Figures,
     OtherLayer,
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
 
 # Baselines of the paper (Figure 5): one family, in its layout, for all layers.
 UNIFORM_FAMILIES = {"direct": "direct", "im2row": "windows", "im2col": "windows", "winograd": "winograd"}
+DIRECT_FAMILIES = ("direct", "depthwise", "loops")  # without a workspace, the best first
 LAYOUT_OF = {"im2row": "HWC", "im2col": "CHW"}
 
 
@@ -190,11 +198,12 @@ def baselines(problem: SelectionProblem) -> dict[str, Sums]:
 
     by_name = {"fastest": fastest(problem).sums}
     for name, family in UNIFORM_FAMILIES.items():
-        kinds = [
-            family_filter(family, LAYOUT_OF.get(name)),
-            *map(family_filter, ("direct", "depthwise", "loops", "operator")),
-        ]
-        by_name[name] = uniform_selection(problem, kinds)
+        direct, operator = [*map(family_filter, DIRECT_FAMILIES)], family_filter("operator")
+        if family == "direct":
+            by_name[name] = uniform_selection(problem, direct, [operator])
+        else:
+            kind = family_filter(family, LAYOUT_OF.get(name))
+            by_name[name] = uniform_selection(problem, [kind], [*direct, operator])
     return by_name
 
 
@@ -232,7 +241,7 @@ def summary(selection: Selection) -> SelectionReport:
         ),
         transforms=tuple(sums.transforms),
         greedy_time_ns=selection.greedy and selection.greedy.time_ns,
-        baselines={name: _figures(entry) for name, entry in selection.baselines.items()},
+        baselines={name: _baseline(entry) for name, entry in selection.baselines.items()},
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
         device=selection.device.name,
@@ -259,13 +268,17 @@ def _times_report(selection: Selection) -> TimesReport:
     )
 
 
-def is_guess(candidate: Candidate) -> bool:
-    """Whether the time of a candidate is not measured."""
-    return any(task.known is not Provenance.MEASURED for task in candidate.tasks)
-
-
 def _figures(sums: Sums) -> Figures:
-    return Figures(time_ns=sums.time_ns, memory_bytes=sums.memory_bytes, workspace_bytes=sums.workspace_bytes)
+    return Figures(
+        time_ns=sums.time_ns,
+        memory_bytes=sums.memory_bytes,
+        workspace_bytes=sums.workspace_bytes,
+        guessed_ns=sums.guessed_ns,
+    )
+
+
+def _baseline(sums: Sums) -> Baseline:
+    return Baseline(**vars(_figures(sums)), substituted=sums.substituted)
 
 
 def _front_point(point: Point) -> SelectionFrontPoint:

@@ -39,6 +39,7 @@ class Page:
     sections: list[tuple[str, str, str]] = field(default_factory=list)
     charts: dict[str, Chart] = field(default_factory=dict)
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
+    graph: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, title: str, *parts: str) -> None:
         """Add a section with parts in HTML."""
@@ -55,7 +56,8 @@ class Page:
         With `details`, a click on a row shows its field of that name.
         """
         self.tables[name] = {"columns": list(columns), "rows": list(rows), **options}
-        return f'<div id="{name}" class="table"></div>'
+        button = f'<button type="button" class="copy" data-table="{name}">copy as CSV</button>'
+        return f'<div class="controls">{button}</div><div id="{name}" class="table"></div>'
 
     def render(self, head: str) -> bytes:
         """Write the page as HTML, with `head` above its sections."""
@@ -71,7 +73,7 @@ class Page:
             f"<main>{body}</main>\n<footer>{footer}</footer>",
             scripts=(pages.charts_script(), _read_asset("report.js")),
             style=pages.library("tabulator.min.css") + _read_asset("report.css"),
-            data={"themes": pages.THEMES, "charts": self.charts, "tables": self.tables},
+            data={"themes": pages.THEMES, "charts": self.charts, "tables": self.tables, "graph": self.graph},
             libraries=(*pages.VEGA, *pages.TABULATOR),
         )
 

@@ -9,6 +9,7 @@ from pimflow.core.candidate import Resource
 from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
+    PALETTE,
     bar_names,
     chart,
     legend_at_top,
@@ -19,6 +20,7 @@ from pimflow.host.pages import Chart
 
 WIDTH = 900  # of picture files; on a page, charts are as wide as the page
 ROWS = {"gpu": "GPU", "pim": "PIM", "crossbar": "crossbar"}  # of the timeline, by resource
+PS_DIGITS = 6  # digits of times in us: whole picoseconds
 GPU_ONLY = "GPU alone"  # the baseline of a plan
 _ROW = 46  # height of a row of the timeline
 
@@ -39,6 +41,7 @@ class Bar:
     layers: str
     begin_us: float
     end_us: float
+    layer_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class ChartTask:
                 kind="baseline" if self.is_baseline else self.resource,
                 name=self.name,
                 layers=", ".join(self.layers),
+                layer_names=tuple(self.layers),
                 begin_us=self.begin_us,
                 end_us=self.end_us,
             )
@@ -102,10 +106,11 @@ def timeline(
             "kind": bar.kind,
             "name": bar.name,
             "layers": bar.layers,
-            "begin": bar.begin_us,
-            "end": bar.end_us,
-            "middle": (bar.begin_us + bar.end_us) / 2,
-            "length": bar.end_us - bar.begin_us,
+            **({"layer": bar.layer_names[0]} if is_searchable and bar.layer_names else {}),
+            "begin": round(bar.begin_us, PS_DIGITS),
+            "end": round(bar.end_us, PS_DIGITS),
+            "middle": round((bar.begin_us + bar.end_us) / 2, PS_DIGITS),
+            "length": round(bar.end_us - bar.begin_us, PS_DIGITS),
         }
         for bar in bars
     ]
@@ -114,6 +119,8 @@ def timeline(
     tasks = _task_layer(y, max([latency_us, *(bar.end_us for bar in bars)]))
     match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
     if is_searchable:
+        kinds = [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)]
+        tasks["encoding"]["color"]["legend"] = {**legend_at_top(), "values": kinds}
         tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
     where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
     names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
@@ -308,6 +315,128 @@ def bar_groups(
                 },
             },
         ],
+    )
+
+
+def roofline(points: Sequence[Mapping[str, object]], rooflines: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Chart of rates over intensities: a dot for each layer, and a line for what each device can do.
+
+    Parameters
+    ----------
+    points : sequence of mapping
+        With ``layer``, ``mode``, ``macs_per_byte`` and ``macs_per_ns``.
+    rooflines : mapping of str to mapping
+        By device, its ``macs_per_ns`` and ``bytes_per_ns``; a device without multipliers has no line.
+    """
+    intensities = [float(str(point["macs_per_byte"])) for point in points]
+    ridges = [
+        roof["macs_per_ns"] / roof["bytes_per_ns"] for roof in rooflines.values() if roof["macs_per_ns"]
+    ]
+    low, high = min(intensities + ridges) / 2, max(intensities + ridges) * 2
+    lines = [
+        {
+            "device": ROWS[device],
+            "macs_per_byte": at,
+            "macs_per_ns": min(roof["macs_per_ns"], at * roof["bytes_per_ns"]),
+        }
+        for device, roof in rooflines.items()
+        if roof["macs_per_ns"]
+        for at in sorted({low, roof["macs_per_ns"] / roof["bytes_per_ns"], high})
+    ]
+    scale = {"type": "log", "nice": False}
+    x: Chart = {"field": "macs_per_byte", "type": "quantitative", "scale": scale}
+    x["title"] = "MACs per byte of operands"
+    y: Chart = {
+        "field": "macs_per_ns",
+        "type": "quantitative",
+        "scale": {"type": "log"},
+        "title": "MACs per ns",
+    }
+    modes = list(dict.fromkeys(str(point["mode"]) for point in points))
+    colours = {"GPU": COLOURS["gpu"], "PIM": COLOURS["pim"]}
+    palette = iter((COLOURS["crossbar"], COLOURS["host"], *PALETTE))
+    ranges = [colours.get(mode) or next(palette) for mode in modes]
+    devices = list(dict.fromkeys(str(line["device"]) for line in lines))
+    return chart(
+        width=WIDTH,
+        height=320,
+        layer=[
+            {
+                "data": {"values": lines},
+                "mark": {"type": "line", "strokeWidth": 1.5},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "strokeDash": {
+                        "field": "device",
+                        "type": "nominal",
+                        "sort": devices,
+                        "legend": {**legend_at_top(), "symbolStrokeColor": "gray"},
+                    },
+                    "color": {"value": COLOURS["baseline"]},
+                    "tooltip": tooltip(("device", "device"), ("macs_per_ns", "at most, MACs per ns", ".4~g")),
+                },
+            },
+            {
+                "data": {"values": list(points)},
+                "mark": {"type": "circle", "size": 70, "opacity": 0.85},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": {
+                        "field": "mode",
+                        "type": "nominal",
+                        "scale": {"domain": modes, "range": ranges},
+                        "legend": legend_at_top(),
+                    },
+                    "tooltip": tooltip(
+                        ("layer", "layer"),
+                        ("mode", "mode"),
+                        ("macs_per_byte", "MACs per byte", ".4~g"),
+                        ("macs_per_ns", "MACs per ns", ".4~g"),
+                    ),
+                },
+            },
+        ],
+    )
+
+
+def over_time(steps: Sequence[Mapping[str, object]]) -> Chart:
+    """Chart of energy (mJ) that has been taken by a time (us), a line for each plan."""
+    plans = list(dict.fromkeys(str(step["plan"]) for step in steps))
+    x: Chart = {"field": "time", "type": "quantitative", "title": "time, us"}
+    y: Chart = {"field": "mj", "type": "quantitative", "title": "energy, mJ"}
+    scale = {"domain": plans, "range": [COLOURS["baseline"], COLOURS["pim"]]}
+    colour: Chart = {"field": "plan", "type": "nominal", "scale": scale, "legend": legend_at_top()}
+    return chart(
+        width=WIDTH,
+        height=240,
+        data={"values": list(steps)},
+        mark={"type": "line", "strokeWidth": 2},
+        encoding={"x": x, "y": y, "color": colour},
+    )
+
+
+def front(points: Sequence[Mapping[str, object]]) -> Chart:
+    """Chart of plans by ``latency`` (ms) and ``energy`` (mJ); larger dots take a larger ``pool`` (MB)."""
+    scale = {"zero": False, "padding": 22, "nice": True}
+    fields = tooltip(
+        ("plan", "plan"),
+        ("latency", "latency, ms", ".4f"),
+        ("energy", "energy, mJ", ".3f"),
+        ("pool", "pool, MB", ".3f"),
+    )
+    return chart(
+        width=WIDTH,
+        height=260,
+        data={"values": list(points)},
+        mark={"type": "circle", "color": COLOURS["gpu"], "opacity": 0.8},
+        encoding={
+            "x": {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": scale},
+            "y": {"field": "energy", "type": "quantitative", "title": "energy, mJ", "scale": scale},
+            "size": {"field": "pool", "type": "quantitative", "scale": {"range": [120, 900]}, "legend": None},
+            "tooltip": fields,
+        },
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from pimflow.host.charts import chart
 from pimflow.memory.plot import pool_view
+from pimflow.placement.solvers.evaluate import STATIC
 from pimflow.report_page import charts
 from pimflow.report_page.blocks import Page, Row, column, escape, items
 from pimflow.report_page.charts import GPU_ONLY, ROWS
+from pimflow.report_page.network_graph import place_layers
 from pimflow.report_page.stored import StoredPlan, translate_errors
 
 ACCOUNTED = "as accounted"
@@ -36,9 +38,13 @@ def _page(plan: StoredPlan) -> bytes:
     report = plan.report
     page = Page(title=f"{report['model']} on {report['system']} - pimflow")
     page.add("timeline", "Timeline", *_timeline(page, plan))
+    page.add("network", "Network", *_network(page, report))
     page.add("layers", "Layers", *_layers(page, plan))
     page.add("speedups", "Speed-up by convention", *_conventions(page, report))
-    page.add("energy", "Energy", *_energy(page, report))
+    page.add("roofline", "Roofline", *_roofline(page, report))
+    page.add("energy", "Energy", *_energy(page, plan))
+    if report.get("front"):
+        page.add("front", "Front", *_front(page, report["front"]))
     if any(row["programs"] for row in report["regions"]):
         page.add("programs", "PIM programs", *_programs(page, report))
     page.add("memory", "Memory", *_memory(page, report))
@@ -154,7 +160,8 @@ def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
         'aria-label="search a layer"><button type="button" data-zoom="0.5" aria-label="zoom in">+</button>'
         '<button type="button" data-zoom="2" aria-label="zoom out">&minus;</button>'
         '<button type="button" data-zoom="0">whole</button>'
-        '<span class="note">drag to move; Ctrl and wheel to zoom; point at a task for its times</span></div>'
+        '<span class="note">drag to move; Ctrl and wheel to zoom; click a task for its layer; '
+        "keys: / searches; + and - zoom, 0 shows all</span></div>"
     )
     yield page.chart(
         "timeline", charts.timeline(plan.bars, plan.report["latency_ns"] / 1e3, is_searchable=True)
@@ -195,21 +202,24 @@ def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
         column("known", "known", filter="text", least=120, grows=2),
         column("why", "why", filter="text", least=140, grows=3),
     ]
-    rows = [_layer_row(plan, row) for row in plan.report["regions"]]
+    texts: dict[str, int] = {}
+    rows = [_layer_row(plan, row, texts) for row in plan.report["regions"]]
     yield (
         '<p class="note">Click a row for its candidates, loop order and commands. Layers that are done '
         "together have their time and energy at the first. Energy is that of the tasks, without constant "
         "power.</p>"
     )
-    yield page.table("layers", columns, rows, details=True)
+    yield page.table(
+        "layers", columns, rows, details=True, detail_columns=CANDIDATE_COLUMNS, texts=list(texts)
+    )
 
 
-def _layer_row(plan: StoredPlan, row: Row) -> Row:
+def _layer_row(plan: StoredPlan, row: Row, texts: dict[str, int]) -> Row:
     first = row["covers"][0] == row["name"]
     after = row["latency_ns"] / 1e3 if first else None
     before = row["latency_gpu_only_ns"] / 1e3
     leader_text = f"with {row['covers'][0]}" if not first else ""
-    return {
+    figures = {
         "name": row["name"],
         "mode": row["mode"],
         "share": row["gpu_share"],
@@ -227,11 +237,24 @@ def _layer_row(plan: StoredPlan, row: Row) -> Row:
         "energy_before": row["energy_gpu_only_pj"] / 1e6,
         "known": _time_sources(row),
         "why": leader_text or row["reason"],
-        "details": list(_details(plan, row)),
     }
+    rounded = {name: round(x, 6) if isinstance(x, float) else x for name, x in figures.items()}
+    return rounded | {"details": list(_details(plan, row, texts))}
 
 
-def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
+# Of the candidates of a layer; the first value of a row says whether it is the plan's. Texts that repeat are
+# numbered: they are half of the page of a large network.
+CANDIDATE_COLUMNS = (
+    column("candidate", "name"),
+    column("us", "us", digits=2),
+    column("uJ", "uj", digits=2),
+    column("moved, kB", "kb", digits=1),
+    column("known", "known", numbered=True),
+    column("loop order", "schedule", numbered=True),
+)
+
+
+def _details(plan: StoredPlan, row: Row, texts: dict[str, int]) -> Iterator[dict[str, Any]]:
     description = f"{' + '.join(row['operators'])}. {row['mode']}"
     description += f", split along {row['axis']}" if row["axis"] else ""
     description += f", primitive {row['primitive']}" if row["primitive"] else ""
@@ -240,31 +263,19 @@ def _details(plan: StoredPlan, row: Row) -> Iterator[dict[str, Any]]:
     if row["reason"]:
         yield {"text": f"Why: {row['reason']}."}
     candidates = [
-        {
-            "name": candidate["name"]
+        [
+            candidate["chosen"],
+            candidate["name"]
             + (f" of {len(candidate['covers'])} layers" if len(candidate["covers"]) > 1 else ""),
-            "chosen": candidate["chosen"],
-            "us": candidate["latency_ns"] / 1e3,
-            "uj": candidate["energy_pj"] / 1e6,
-            "kb": candidate["moved_bytes"] / 1e3,
-            "known": _time_sources(candidate),
-            "schedule": candidate["schedule"],
-        }
+            round(candidate["latency_ns"] / 1e3, 4),
+            round(candidate["energy_pj"] / 1e6, 4),
+            round(candidate["moved_bytes"] / 1e3, 2),
+            texts.setdefault(_time_sources(candidate), len(texts)),
+            texts.setdefault(candidate["schedule"], len(texts)),
+        ]
         for candidate in row["candidates"]
     ]
-    columns = [
-        column("candidate", "name"),
-        column("us", "us", digits=2),
-        column("uJ", "uj", digits=2),
-        column("moved, kB", "kb", digits=1),
-        column("known", "known"),
-        column("loop order", "schedule"),
-    ]
-    yield {
-        "title": "Candidates, each by itself; the plan's is marked",
-        "columns": columns,
-        "rows": candidates,
-    }
+    yield {"title": "Candidates, each by itself; the plan's is marked", "rows": candidates}
     for program in row["programs"]:
         counts = ", ".join(f"{count} {name}" for name, count in program["commands"].items() if count)
         yield {
@@ -307,14 +318,105 @@ def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
     yield "</div></div>"
 
 
-def _energy(page: Page, report: dict[str, Any]) -> Iterator[str]:
+def _network(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    modes = list(dict.fromkeys(row["mode"] for row in report["regions"]))
+    swatches = "".join(f'<span class="swatch {_mode_class(mode)}"></span>{escape(mode)} ' for mode in modes)
+    yield (
+        '<div class="controls"><input id="network-search" type="search" placeholder="search a layer" '
+        'aria-label="search a layer of the network"><button type="button" data-scale="0.8" '
+        'aria-label="enlarge">+</button><button type="button" data-scale="1.25" aria-label="reduce">&minus;'
+        f'</button><button type="button" data-scale="0">whole</button><span class="note">{swatches}· drag to '
+        "move; Ctrl and wheel to zoom; click a layer for its row</span></div>"
+    )
+    page.graph = [{**layer, "kind": _mode_class(layer["mode"])} for layer in place_layers(report["regions"])]
+    yield '<div id="network" class="network" tabindex="0" aria-label="the network as a graph"></div>'
+
+
+def _mode_class(mode: str) -> str:
+    """The class of a mode in the style."""
+    return {"GPU": "on-gpu", "PIM": "on-pim"}.get(mode, "on-both")
+
+
+def _roofline(page: Page, report: dict[str, Any]) -> Iterator[str]:
+    points = [
+        {
+            "layer": row["name"],
+            "mode": row["mode"],
+            "macs_per_byte": row["macs"] / row["operand_bytes"],
+            "macs_per_ns": row["macs"] / row["latency_ns"],
+        }
+        for row in report["regions"]
+        if row["macs"] and row["operand_bytes"] and row["latency_ns"] and len(row["covers"]) == 1
+    ]
+    yield (
+        '<p class="note">Each dot is a layer of the plan: what it computes in the time that it takes. Lines '
+        "are what the GPU with all memory channels, and the channels with PIM, can do at most: by their "
+        "multipliers, or by what their memory gives them. A point on PIM may be above the GPU's line.</p>"
+    )
+    yield page.chart("roofline", charts.roofline(points, report["rooflines"]))
+
+
+def _front(page: Page, points: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rows = [
+        {
+            "plan": point["plan"],
+            "latency": point["latency_ns"] / 1e6,
+            "energy": point["energy_pj"] / 1e9,
+            "pool": point["memory_bytes"] / 1e6,
+        }
+        for point in points
+    ]
+    yield '<p class="note">Plans of which none is as good as another in latency, energy and memory.</p>'
+    yield page.chart("front", charts.front(rows))
+
+
+def _energy(page: Page, plan: StoredPlan) -> Iterator[str]:
+    report = plan.report
     saved = {name: pj / 1e9 for name, pj in report["savings_pj"].items()}
     yield (
         f'<p class="note">Saved {saved["total"]:+.2f} mJ: {saved["shorter_runtime"]:+.2f} mJ by shorter '
         f"runtime (constant power), {saved['cheaper_work']:+.2f} mJ by cheaper work.</p>"
     )
     by_plan = {GPU_ONLY: report["energies_gpu_only_pj"], "plan": report["energies_pj"]}
+    yield '<div class="two"><div>'
     yield page.chart("energy", charts.energy(by_plan))
+    yield '</div><div><p class="note">Energy taken so far, over time.</p>'
+    yield page.chart("energy-over-time", charts.over_time(energy_over_time(plan)))
+    yield "</div></div>"
+
+
+def energy_over_time(plan: StoredPlan) -> list[dict[str, Any]]:
+    """Energy in mJ that has been taken by a time in us, of the GPU alone and of the plan.
+
+    The energy of a layer counts when its last task ends, constant power as time goes on.
+    """
+    report, steps = plan.report, list[dict[str, Any]]()
+    for name, is_baseline, energies_pj, latency_ns, key in (
+        (GPU_ONLY, True, report["energies_gpu_only_pj"], report["latency_gpu_only_ns"], "energy_gpu_only_pj"),
+        ("plan", False, report["energies_pj"], report["latency_ns"], "energy_pj"),
+    ):
+        ends_us: dict[str, float] = {}
+        for bar in plan.bars:
+            if (bar.row == GPU_ONLY) == is_baseline:
+                for layer in bar.layer_names:
+                    ends_us[layer] = max(bar.end_us, ends_us.get(layer, 0.0))
+        static_pj = sum(energies_pj.get(part, 0.0) for part in STATIC)
+        taken_pj = 0.0
+        steps.append({"plan": name, "time": 0.0, "mj": 0.0})
+        rows = [
+            (min(ends_us.get(row["name"], latency_ns), latency_ns / 1e3), row[key])
+            for row in report["regions"]
+        ]
+        for end_us, energy_pj in [*sorted(rows), (latency_ns / 1e3, 0.0)]:
+            taken_pj += energy_pj
+            steps.append(
+                {
+                    "plan": name,
+                    "time": round(end_us, charts.PS_DIGITS),
+                    "mj": round((taken_pj + static_pj * end_us * 1e3 / latency_ns) / 1e9, 6),
+                }
+            )
+    return steps
 
 
 def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
@@ -335,7 +437,7 @@ def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
         {
             "row": program["name"],
             "column": str(channel),
-            "share": cycles / max(program["cycles"], 1),
+            "share": round(cycles / max(program["cycles"], 1), 4),
             "more": f"{cycles} cycles",
         }
         for program in programs

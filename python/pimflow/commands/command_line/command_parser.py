@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pimflow.core import options
@@ -17,6 +17,8 @@ GROUPS = ("network", "system", "search", "memory", "decomposition", "primitives"
 class OneLineParser(argparse.ArgumentParser):
     """A parser that raises `UsageError` for arguments that it cannot parse."""
 
+    commands: dict[str, CommandParser]
+
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`; `argparse` calls it."""
         raise UsageError(f"{message.removeprefix('argument ')}; see '{self.prog} --help'")
@@ -29,6 +31,8 @@ class CommandParser(OneLineParser):
         super().__init__(**details, add_help=False)
         self.set_defaults(parser=self)
         self.flags: list[str] = []
+        self.actions: list[argparse.Action] = []
+        self.repeated: set[str] = set()  # attributes of options that may be repeated
         self.help_entries: dict[str, list[tuple[str, str]]] = {"arguments": []}  # see `help_groups`
         self.common_flags: tuple[str, ...] = ()
         self._declared: list[tuple[type, str]] = []
@@ -56,6 +60,9 @@ class CommandParser(OneLineParser):
             (flags_text, (action.help or "") % {"default": action.default})
         )
         self.flags += flags
+        self.actions.append(action)
+        if details.get("action") == "append":
+            self.repeated.add(action.dest)
         self._flag_by_name[action.dest] = flags[-1]
         if details.get("required"):
             self._require(f"{flags[0]} {details['metavar']}")
@@ -86,6 +93,24 @@ class CommandParser(OneLineParser):
             for name, declaration in options.declarations(cls).items()
             if hasattr(args, name) and any(name == n and issubclass(cls, c) for c, n in self._declared)
         }
+
+    def make_optional(self) -> None:
+        """Require no argument any more."""
+        for action in self._actions:
+            action.required = False
+            if not action.option_strings:
+                action.nargs = "*" if action.nargs == "+" else "?"
+
+    def given_attributes(self, parse: Callable[[], argparse.Namespace]) -> set[str]:
+        """Attributes that a command line sets; `parse` parses it, here without defaults."""
+        settings = [(action, action.default, action.required) for action in self._actions]
+        for action in self._actions:
+            action.default, action.required = argparse.SUPPRESS, False
+        try:
+            return set(vars(parse()))
+        finally:
+            for action, default, is_required in settings:
+                action.default, action.required = default, is_required
 
     def help_groups(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """Groups in the order of the help: their titles, and the syntax and help of their options."""

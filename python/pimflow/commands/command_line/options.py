@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pimflow.commands.command_line import output
 from pimflow.commands.command_line.command_parser import CommandParser, refuse
 from pimflow.commands.shared.options import WHERE_HELP, NetworkOptions
+from pimflow.core.goal import GoalOptions
 from pimflow.core.options import declarations
+from pimflow.core.rewrite import Mode
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,15 +107,41 @@ def system_options(sub: CommandParser, **channels: Any) -> None:
 
 
 def target_system(args: argparse.Namespace) -> System:
-    """The system that the options of the command describe."""
+    """The system that the options of the command describe.
+
+    Raises
+    ------
+    UsageError
+        If one of them has no effect with the modes that layers may have.
+    """
     from pimflow.hardware import System, system
 
+    _require_modes(args)
     changes = args.parser.keywords(args, System)
     if changes.get("pim_channels") == "auto":
         del changes["pim_channels"]
     if "accounting" in changes and not changes["timing"]:
         changes["timing"] = TIMING_OF.get((args.accounting or "").partition("+")[0])
     return system(getattr(args, "system", "pimflow"), **changes)
+
+
+# Options of the system that only some modes heed, with these modes.
+_MODES_OF_OPTIONS = {
+    "splits": (Mode.SPLIT,),
+    "scheduling": (Mode.PIM, Mode.SPLIT, Mode.PIPELINE),
+}
+
+
+def _require_modes(args: argparse.Namespace) -> None:
+    if getattr(args, "modes", None) is None:
+        return
+    allowed = GoalOptions(modes=args.modes).modes
+    for name, modes in _MODES_OF_OPTIONS.items():
+        if getattr(args, name, None) is not None and not set(modes) & set(allowed):
+            raise UsageError(
+                f"--{name} {getattr(args, name)} has no effect with --modes "
+                f"{','.join(allowed).lower()}: leave it out, or allow {' or '.join(modes).lower()}"
+            )
 
 
 # Searches.
@@ -174,7 +202,7 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiling]:
     gpu, pim = profilers(args)
     executor = parse_executor(args.executor, args.jobs)
     cache = result_cache(args)
-    with output.bar("timing layers", args.quiet) as advance:
+    with output.bar("timing layers", args) as advance:
         yield Profiling(
             **({"gpu": gpu} if gpu else {}),
             pim=pim,

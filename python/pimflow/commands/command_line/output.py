@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pimflow.commands.command_line.steps import StepClock
 from pimflow.errors import escape_controls
 
 BAR_DELAY_SECONDS = 2.0  # delay of a progress bar
@@ -49,21 +51,42 @@ def warn(text: str, quiet: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show a status line on stderr; plain lines if that is no terminal, nothing if `quiet`."""
-    if quiet:
-        yield lambda _: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
+def status(args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """Show the steps of a command on stderr, with the time that is left; nothing if it is ``--quiet``.
 
-        with Console(stderr=True).status("") as line:
-            yield lambda text: line.update(_markup(f"{text} …"))
-    else:
-        yield lambda text: say(f"{text} …", quiet)
+    On a terminal there is one line. If stderr is none, or with ``--verbose``, there is a line for each step;
+    with ``--verbose`` also the time that it took.
+    """
+    if args.quiet:
+        yield lambda _: None
+        return
+
+    def finish(text: str, seconds: float) -> None:
+        """Print the time of a step."""
+        if args.verbose:
+            say(f"{text}: {seconds:.2f} s", quiet=False)
+
+    clock = StepClock(args, finish)
+    with contextlib.ExitStack() as stack:
+        is_line = sys.stderr.isatty() and not args.verbose
+        if is_line:
+            from rich.console import Console
+
+            stack.enter_context(Console(stderr=True).status(clock))
+
+        def progress(text: str) -> None:
+            """Begin a step."""
+            clock.end()
+            if not is_line:
+                say(f"{text} …", quiet=False)
+            clock.begin(text)
+
+        yield progress
+        clock.end()
 
 
 @contextlib.contextmanager
-def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+def bar(text: str, args: argparse.Namespace) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr after two seconds; a plain line if that is no terminal.
 
     It disappears when all is done, so that results may be printed, and appears again if there is more to do.
@@ -75,7 +98,12 @@ def bar(text: str, quiet: bool) -> Iterator[Callable[[float], None]]:
         def advance(share: float) -> None:
             """Show the share that is done, in [0, 1]."""
             nonlocal update
-            if update is None and share < 1 and not quiet and time.monotonic() - begin > BAR_DELAY_SECONDS:
+            if (
+                update is None
+                and share < 1
+                and not args.quiet
+                and time.monotonic() - begin > BAR_DELAY_SECONDS
+            ):
                 update = _start_bar(text, stack)
             if update is not None:
                 update(share)

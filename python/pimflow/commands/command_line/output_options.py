@@ -25,5 +25,15 @@ def plot_option(sub: CommandParser, subject: str) -> None:
 def output_options(sub: CommandParser) -> None:
     """Add the options of every command."""
     sub.option("output", "--json", action="store_true", help="print JSON")
-    sub.option("output", "--quiet", action="store_true", help="print no progress")
+    sub.option("output", "-q", "--quiet", action="store_true", help="print no progress")
+    sub.option(
+        "output", "-v", "--verbose", action="store_true", help="print a line for each step, and its time"
+    )
+    sub.option(
+        "output",
+        "--show-config",
+        action="store_true",
+        help="print the value of each option, and whether it is from the command line, a pimflow.toml or a "
+        "default; do nothing else",
+    )
     sub.option("output", "-h", "--help", action="help", help="print this help and exit")

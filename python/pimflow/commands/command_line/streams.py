@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -50,17 +53,49 @@ def deliver() -> None:
         sys.stdout.deliver()
 
 
+def wrap_results() -> None:
+    """From now on, wrap lines of results that are wider than the terminal, if stdout is one."""
+    if isinstance(sys.stdout, _ResultBuffer):
+        sys.stdout.wraps = sys.stdout.stream.isatty()
+
+
+def wrapped(text: str, width: int) -> str:
+    """Wrap the lines of `text` at blanks; what follows stands below the second column of its line."""
+    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+
+
+def _wrapped_line(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    label = re.match(r" *\S+ {2,}", line)
+    indent = " " * (label.end() if label and label.end() <= width // 2 else 2)
+    parts = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return parts or [line]
+
+
 class _ResultBuffer(io.StringIO):
     """A buffer of text for `stream`, until it is delivered."""
 
+    wraps = False
+
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream = stream
+        self.stream = stream
 
     def deliver(self) -> None:
         """Write the buffer to the stream, and empty it."""
-        with contextlib.redirect_stdout(self._stream):
-            _write(self.getvalue())
+        text = self.getvalue()
+        if self.wraps:
+            text = wrapped(text, shutil.get_terminal_size().columns)
+        with contextlib.redirect_stdout(self.stream):
+            _write(text)
         self.seek(0)
         self.truncate()
 

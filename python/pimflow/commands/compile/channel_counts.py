@@ -38,7 +38,7 @@ def counts(system: System) -> list[int]:
 @public(*SEARCH, without=("plan",))
 def choose_channels(
     model: Model,
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     progress: Callable[[str], None] = lambda _: None,
     **keywords: Any,
@@ -49,7 +49,7 @@ def choose_channels(
 
     Parameters
     ----------
-    model, target_system, **keywords
+    model, system, **keywords
         As for `pimflow.search`, without a plan; the objective is not ``memory``.
     progress : callable
         Called with the number that is searched.
@@ -61,7 +61,7 @@ def choose_channels(
     UsageError, PimflowError
         See `pimflow.search`.
     """
-    base_request = SearchRequest.from_arguments(target_system, **keywords)
+    base_request = SearchRequest.from_arguments(system, **keywords)
     if base_request.goal.objective == "memory":
         raise UsageError(
             "--pim-channels auto compares times and energies; with --objective memory, give a number"

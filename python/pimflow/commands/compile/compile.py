@@ -151,7 +151,7 @@ def compile(
     out: str | os.PathLike[str] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    target_system: System | None = None,
+    system: System | None = None,
     force: bool = False,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -160,7 +160,7 @@ def compile(
 
     Parameters
     ----------
-    model, target_system, plan, options, goal, profiling, **keywords
+    model, system, plan, options, goal, profiling, **keywords
         See `pimflow.search`. If layers are decomposed, outputs are verified against those of the
         decomposed network; the report says how far these are from the original's, and which layers stay.
         A ``torch.nn.Module`` is exported first, for `args`.
@@ -172,7 +172,7 @@ def compile(
         Directory to write; nothing is written if None.
     pim_channels : str, optional
         ``auto``: the number of PIM channels that is best for the network (`choose_channels`), in place of
-        that of `target_system`. The report has the figures for each number.
+        that of `system`. The report has the figures for each number.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too, which run, are verified
         and timed if there is a CUDA device. ``c``: C source of the whole network too, for any compiler; it
@@ -203,6 +203,9 @@ def compile(
     check_kernels : bool
         Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
         accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
+    cuda_graphs : bool
+        Whether ``cuda+pim`` captures runs of kernels in CUDA graphs at the first inference, and replays them
+        (docs/compilation.md).
     emit_traces : bool
         Whether to write ``.pim`` traces too: one for each region and channel; they are large.
     dump_ir : path, optional
@@ -228,14 +231,14 @@ def compile(
     settings, search_keywords = _split(keywords)
     inputs, search_keywords = example.with_example(settings, search_keywords)
     settings, model = replace(settings, **inputs), example.model
-    convention_names(settings.conventions, as_system(target_system))  # raises before the work
+    convention_names(settings.conventions, as_system(system))  # raises before the work
     search_keywords = network_keywords(model, settings, search_keywords)
     choice = None
     if settings.pim_channels:
-        choice = _channels(model, target_system, progress, search_keywords)
-        target_system = choice.system
+        choice = _channels(model, system, progress, search_keywords)
+        system = choice.system
     request = steps.CompileRequest(
-        **vars(SearchRequest.from_arguments(target_system, **search_keywords)),
+        **vars(SearchRequest.from_arguments(system, **search_keywords)),
         **vars(settings),
         channel_counts=None if choice is None else choice.counts,
         out=out,
@@ -269,6 +272,7 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    extras = replace(extras, part=steps.decoder_part(model, prepared.network))
     report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
     report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)

@@ -59,7 +59,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.option(
         "output", "--layers", action="store_true", help="print every layer, and how the plan was found"
     )
-    sub.add_fields(CompileOptions, "check_kernels", "emit_traces", "dump_ir", "tolerance")
+    sub.add_fields(CompileOptions, "check_kernels", "cuda_graphs", "emit_traces", "dump_ir", "tolerance")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,7 +88,7 @@ def _explain(args: argparse.Namespace, target_system: System, keywords: dict[str
     from pimflow.commands.compile.explain import explain
     from pimflow.commands.shared.search import search
 
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         if args.pim_channels == "auto":
             del keywords["plan"]
             target_system = choose_channels(args.model, target_system, progress=progress, **keywords).system
@@ -105,11 +105,11 @@ def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str
     from pimflow.commands.shared.report_text import conventions_text, summary, table
 
     keywords |= args.parser.keywords(args, CompileOptions) | {"conventions": NONE}
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         compiled = compile(
             args.model,
             args.output,
-            target_system=target_system,
+            system=target_system,
             pim_channels=args.pim_channels if args.pim_channels == "auto" else None,
             force=args.force,
             progress=progress,
@@ -121,7 +121,7 @@ def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str
     if not args.json:
         print((table if args.layers else summary)(report, args.output))
         streams.deliver()  # the rest takes a while, and may be interrupted
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         report = compiled.with_conventions(args.conventions, progress).report
     if args.json:
         output.print_json(report.to_json())
@@ -135,7 +135,7 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.explain is not None:
         unused = ["output", "emit_traces", "dump_ir", "tolerance", "calibration", "pareto", "plot", "layers"]
-        unused += ["inputs", "input_values", "conventions", "check_kernels"]
+        unused += ["inputs", "input_values", "conventions", "check_kernels", "cuda_graphs"]
         unused += ["target", "select"] if args.device != "cuda" else []  # a GPU's primitives are candidates
         if args.pim_channels == "auto":
             refuse(args, ["plan"], "--pim-channels auto searches plans; give a number of channels")

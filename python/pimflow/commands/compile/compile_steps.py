@@ -88,8 +88,9 @@ def check_request(request: CompileRequest) -> CompileRequest:
     request.profiling.require(request.system, plan_modes(goal, request.plan))
     if request.emit_traces and set(plan_modes(goal, request.plan)) <= {Mode.GPU}:
         raise UsageError("--emit-traces has no effect where nothing runs on PIM; leave it out")
-    if request.check_kernels:
-        require_cuda(request.target)
+    for option, is_set in (("check_kernels", request.check_kernels), ("cuda_graphs", request.cuda_graphs)):
+        if is_set:
+            require_cuda(option, request.target)
     if goal.primitives:
         require_primitives(request.system, request.profiling.gpu)
     if request.calibration is not None and request.options.decomposition_request is None:
@@ -287,7 +288,13 @@ def build_targets(
     stored = request.out is not None
     builds = tuple(
         build.build(
-            network, search_result, targets.target_by_name(name), cpu_choices, layouts, keep_code=stored
+            network,
+            search_result,
+            targets.target_by_name(name),
+            cpu_choices,
+            layouts,
+            keep_code=stored,
+            cuda_graphs=request.cuda_graphs,
         )
         for name in dict.fromkeys([request.target, "llvm+pim"])
     )
@@ -360,6 +367,18 @@ def extra_reports(
         front=None if placed.front is None else _with_plan_files(request, placed.front),
         channel_counts=request.channel_counts,
     )
+
+
+def decoder_part(model: Model, network: Network) -> str | None:
+    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied."""
+    notes = []
+    if isinstance(model, str) and model in zoo.decoder_names():
+        decoder = zoo.decoder(model)
+        if not decoder.has_weights:
+            notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
+    if not network.states and zoo.past_name(0, "key") in network.inputs:
+        notes.append("each step copies the cache; --context N keeps one of N tokens in place")
+    return "; ".join(notes) or None
 
 
 def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:

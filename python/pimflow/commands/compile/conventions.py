@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pimflow.commands.compile.options import ALL, NONE
@@ -142,7 +142,7 @@ class ConventionSearch:
         if gain is None:
             gain = self._gain(name)
             if gain.gap == 0:
-                cache.put({key: asdict(gain)}, code)
+                cache.put({key: gain}, code)
         return gain
 
     def search_under(self, name: str) -> SearchResult:

@@ -123,6 +123,7 @@ def _regions(
         rows.append(
             RegionReport(
                 name=region.name,
+                reads=tuple(dict.fromkeys(n for n in region.inputs if not n.startswith("%"))),
                 covers=candidate.covers,
                 mode=candidate.rewrite.mode,
                 gpu_share=candidate.rewrite.gpu_share,

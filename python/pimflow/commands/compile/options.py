@@ -77,4 +77,10 @@ class CompileOptions(CalibrationOptions, InputOptions, group="output"):
         "run every CUDA kernel thread by thread on this CPU, and refuse races, accesses out of bounds, "
         "divergent barriers and wrong values; with --target cuda+pim",
     )
+    cuda_graphs: bool = option(
+        False,
+        "--cuda-graphs",
+        "capture runs of CUDA kernels at the first inference, and replay them as one launch each; with "
+        "--target cuda+pim",
+    )
     emit_traces: bool = option(False, "--emit-traces", "write .pim traces, a file a channel (large)")

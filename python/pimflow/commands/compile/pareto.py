@@ -30,14 +30,12 @@ OBJECTIVES = ("latency", "energy", "memory")  # criteria of a front
 
 
 @public(*SEARCH, without=("plan",))
-def pareto(
-    model: Model, target_system: System | None = None, points: int = 8, **keywords: Any
-) -> Rows[ParetoPoint]:
+def pareto(model: Model, system: System | None = None, points: int = 8, **keywords: Any) -> Rows[ParetoPoint]:
     """Search plans of which none is as good as another in latency, energy and memory.
 
     Parameters
     ----------
-    model, target_system, **keywords
+    model, system, **keywords
         As for `pimflow.search`, without a plan. The bounds hold for all plans.
     points : int
         Largest number of plans, 2 or more.
@@ -53,7 +51,7 @@ def pareto(
         See `pimflow.search`.
     """
     check_points("points", points)
-    request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    request = SearchRequest.from_arguments(system, **keywords).validate()
     network = prepare.load(model, request.options)
     return Rows(search_front(request, lambda: network, *request.find_plan(network), points))
 

@@ -29,7 +29,7 @@ _MODULE_OPTIONS = tuple(
 
 @public(*SEARCH, without=("target", "select"))
 def relax_pipeline(
-    target_system: System | None = None,
+    system: System | None = None,
     plan: Plan | SearchResult | str | os.PathLike[str] | None = None,
     **keywords: Any,
 ) -> tvm.transform.Pass:
@@ -37,7 +37,7 @@ def relax_pipeline(
 
     Parameters
     ----------
-    target_system : System, optional
+    system : System, optional
         `pimflow.system()` by default.
     plan : Plan, SearchResult or path, optional
         A plan that `search` found for the same module; the pipeline searches one if None.
@@ -50,7 +50,7 @@ def relax_pipeline(
     UsageError
         As `search`; and when the pipeline runs, if the target has no PIM.
     """
-    search_request = SearchRequest.from_arguments(target_system, plan=plan, **keywords)
+    search_request = SearchRequest.from_arguments(system, plan=plan, **keywords)
     for name in _MODULE_OPTIONS:
         if getattr(search_request.options, name) is not None:
             raise UsageError(f"{name} has no effect: a module has its shapes and caches; leave it out")

@@ -251,7 +251,7 @@ def _trace_tasks(evaluation: Evaluation) -> tuple[TracedTask, ...]:
 
 
 @public(*SEARCH)
-def trace_plan(source: Model, target_system: System | None = None, **options: Any) -> PlanTrace:
+def trace_plan(source: Model, system: System | None = None, **options: Any) -> PlanTrace:
     """The timeline of a compiled directory, or of the plan that a search finds.
 
     Parameters
@@ -263,7 +263,7 @@ def trace_plan(source: Model, target_system: System | None = None, **options: An
         return PlanTrace.load(source)
     from pimflow.commands.shared.search import search  # loads TVM, so only for a network
 
-    return PlanTrace.from_search(search(source, target_system, **options))
+    return PlanTrace.from_search(search(source, system, **options))
 
 
 def draw(path: str | os.PathLike[str], trace: PlanTrace) -> None:

@@ -10,7 +10,10 @@ from pimflow.commands.command_line.command_parser import CommandParser, refuse
 
 SUMMARY = "show when everything runs, on both devices and the crossbar"
 # Options that are allowed with a compiled directory.
-_DIRECTORY_OPTIONS = {"source", "perfetto", "plot", "json", "quiet", "force", "command", "parser", "cache"}
+_DIRECTORY_OPTIONS = {
+    *("source", "perfetto", "plot", "json", "quiet", "verbose", "show_config", "force", "command", "parser"),
+    "cache",
+}
 
 
 def add_arguments(sub: CommandParser) -> None:
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
         files.check_file(args.perfetto, files.PERFETTO, force=args.force)
     if args.plot:
         pictures.check_format(args.plot, force=args.force)
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+    with output.status(args) as progress, options.profiling(args) as profiling:
         progress("searching")
         target_system = options.target_system(args)
         trace = timeline.trace_plan(args.source, target_system, profiling=profiling, **keywords)

@@ -54,7 +54,7 @@ def _fuse_decomposed(args: argparse.Namespace, target: Accelerator, choices: dic
 
     if args.execute:
         raise UsageError("--execute runs the layers of a network as it came; not with --decompose")
-    with output.bar("decomposing and searching", args.quiet) as advance:
+    with output.bar("decomposing and searching", args) as advance:
         return fuse.fuse_decomposed(args.model, args.decompose, target, **choices, progress=advance).report()
 
 
@@ -65,13 +65,13 @@ def _fuse_layers(args: argparse.Namespace, target: Accelerator, choices: dict[st
         from pimflow.fusion.kernels import execution
 
         execution.require_executable(target.dtype)
-    with output.bar("searching", args.quiet) as advance:
+    with output.bar("searching", args) as advance:
         plan = fuse.fuse(args.model, target, **choices, progress=advance)
     report = fusion_report.FusionReport.from_plan(plan)
     if not args.execute:
         return report
     keywords = {key: choices[key] for key in ("baseline", "shapes", "batch")}
-    with output.bar("executing", args.quiet) as advance:
+    with output.bar("executing", args) as advance:
         execution_run = execution.execute(args.model, plan, **keywords, progress=advance)
     execution_run.require(plan)
     return replace(report, executed=fusion_report.ExecutionReport.from_execution(plan, execution_run))

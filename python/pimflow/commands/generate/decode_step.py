@@ -79,7 +79,7 @@ class DecodeStep:
     def compile(
         self, inputs: Callable[[Network], Mapping[str, np.ndarray]], progress: Callable[[str], None]
     ) -> CompiledStep:
-        """Search the step unless that is done, build it and verify it on `inputs`; see `compile_step`."""
+        """Search the step unless that is done, build and verify it; raises as `compile_step`."""
         step = compile_step(
             self._graph(self.context),
             self._search_request,

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.placement import Profiling
 
     target_system, cache = options.target_system(args), options.result_cache(args)
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         progress("timing attention")
         attention = llmservingsim(args.model, target_system, profiling=Profiling(cache=cache))
     if cache is not None:

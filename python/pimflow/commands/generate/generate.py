@@ -36,7 +36,7 @@ from pimflow.compiler.verification import Verification
 from pimflow.core.goal import GoalOptions
 from pimflow.core.options import field_names
 from pimflow.core.region import ELEMENT_BYTES
-from pimflow.errors import UsageError
+from pimflow.errors import InfeasibleError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.host.garbage_collection import release_memory
@@ -84,6 +84,8 @@ class GenerationJob:
     sampler : Sampler
     stops : sequence of str
         Texts before which a text ends.
+    assume_room : bool
+        Whether a shape may take more than the PIM channels have.
     """
 
     language: LanguageModel
@@ -94,6 +96,7 @@ class GenerationJob:
     batch: int
     sampler: Sampler
     stops: Sequence[str]
+    assume_room: bool
     on_text: Callable[[str], None]
     progress: Progress
 
@@ -112,7 +115,7 @@ class GenerationJob:
 def generate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
-    target_system: System | None = None,
+    system: System | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     progress: Progress = lambda _: None,
     **keywords: Any,
@@ -148,16 +151,20 @@ def generate(
         Whether prompts are what a user says, to be written as the model's chat template has it.
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    assume_room : bool
+        Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
-    target_system, **keywords
+    system, **keywords
         As for `pimflow.search`.
 
     Raises
     ------
     UnknownNameError, UsageError
         If there is no such model; for an empty prompt, unknown tokens, or more tokens than `context`.
+    InfeasibleError
+        If weights and caches of all blocks of a shape do not fit the PIM channels.
     UnsupportedOpError
         If a cache cannot be resident; see `relay_passes.canonical.keep_states`.
     VerificationError
@@ -171,7 +178,7 @@ def generate(
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(len(prompts), options.batch)
-    search_request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    search_request = SearchRequest.from_arguments(system, **keywords).validate()
     search_request.system.require_network_dtype()
     job = GenerationJob(
         language=language,
@@ -182,11 +189,14 @@ def generate(
         batch=batch,
         sampler=sampler,
         stops=stops,
+        assume_room=options.assume_room,
         on_text=on_text,
         progress=progress,
     )
     if language.decoder is not None and not language.decoder.has_weights:
         return _estimate_tokens(job, language.decoder)
+    if options.assume_room:
+        raise UsageError("--assume-room has no effect on a model with weights, which must fit; leave it out")
     return _TokenGenerator(job).generate()
 
 
@@ -370,25 +380,28 @@ class _TokenGenerator:
 def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
-    job.progress("compiling a block for the prompt")
-    graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
-    lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
+    job.progress("searching the output")
+    _, _, head = place_step(
+        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
+    )
+    job.progress("searching a block for a token")
     decode = DecodeStep(
         lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
         search_request,
         job.context,
         batch,
     )
+    held_bytes = decoder.layers * _resident_bytes(decode.search_result) + _resident_bytes(head)
+    if not job.assume_room:
+        _require_room(job, held_bytes)
+    job.progress("compiling a block for the prompt")
+    graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
+    lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
+    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
     job.progress("compiling a block for a token")
     step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]
-    job.progress("searching the output")
-    _, _, head = place_step(
-        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
-    )
     model_costs = functools.partial(_model_costs, decoder, StepCosts.from_search(head))
-    search_result = decode.search_result
     return _report(
         job,
         ttft=model_costs(first.search_result),
@@ -400,7 +413,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
             step_lengths=job.step_lengths,
         ),
         requests=tuple(Completion(prompt_tokens=len(ids), tokens=None, text=None) for ids in job.prompts),
-        held_bytes=decoder.layers * _resident_bytes(search_result) + _resident_bytes(head),
+        held_bytes=held_bytes,
         regions=step.regions,
         regions_on_pim=step.regions_on_pim,
         blocks=decoder.layers,
@@ -410,6 +423,23 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
         sure_tokens=0,
         timing_violations=_violations(checks),
     )
+
+
+def _require_room(job: GenerationJob, held_bytes: int) -> None:
+    """Raise `InfeasibleError` unless weights and caches of all blocks fit the PIM channels."""
+    room_bytes = _room_bytes(job.search_request.system)
+    if held_bytes > room_bytes:
+        raise InfeasibleError(
+            f"weights and caches of all blocks of '{job.language.name}' in the PIM channels",
+            held_bytes,
+            room_bytes,
+            "B",
+            ["--assume-room, which times banks with as many rows as that takes"],
+        )
+
+
+def _room_bytes(system: System) -> int:
+    return system.pim.bytes_per_channel * system.pim_channels
 
 
 def _model_costs(decoder: Decoder, output: StepCosts, block: SearchResult | Charges) -> StepCosts:
@@ -472,7 +502,7 @@ def _report(
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
-        room_bytes=system.pim.bytes_per_channel * system.pim_channels,
+        room_bytes=_room_bytes(system),
         verified=True,  # else an error was raised
         **figures,
     )

@@ -30,7 +30,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(GenerateOptions, "n", required=True)
     sub.add_fields(GenerateOptions, "context", "batch", "temperature", "top_k", "top_p", "seed")
     sub.add_fields(GenerateOptions, "stop", action="append")
-    sub.add_fields(GenerateOptions, "chat", "tokenizer")
+    sub.add_fields(GenerateOptions, "chat", "tokenizer", "assume_room")
     options.system_options(sub)
     without = ("max_error", "primitives")  # nothing is decomposed
     sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
         print("".join(prompt + end for prompt in unprinted) + text, end="", flush=True)
         unprinted.clear()
 
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+    with output.status(args) as progress, options.profiling(args) as profiling:
         generation = generate(
             args.model,
-            target_system=target_system,
+            system=target_system,
             profiling=profiling,
             progress=progress,
             on_text=(lambda _: None) if args.json else show,

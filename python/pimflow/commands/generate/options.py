@@ -63,3 +63,8 @@ class GenerateOptions(OptionSet, group="network"):
         "--tokenizer FILE",
         "tokenizer.json, or the folder with it (default: the model's own, or what is beside the model)",
     )
+    assume_room: bool = option(
+        False,
+        "--assume-room",
+        "time a shape whose blocks do not all fit the PIM channels as if banks had as many rows as they need",
+    )

@@ -53,7 +53,7 @@ def export_decomposed(
     request: DecompositionLike,
     out: str | os.PathLike[str],
     *,
-    target_system: System | None = None,
+    system: System | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     **keywords: Any,
@@ -73,7 +73,7 @@ def export_decomposed(
         Model to write; an existing file is replaced if this function wrote it.
     force : bool
         Whether to replace any file.
-    target_system, profiling, goal
+    system, profiling, goal
         Used by ``where=pays`` to choose layers; see `pimflow.search`.
     calibration : path, or mapping of str to ndarray, optional
         See `pimflow.compile`.
@@ -95,7 +95,7 @@ def export_decomposed(
     settings = InputOptions(**{name: keywords.pop(name, None) for name in field_names(InputOptions)})
     keywords = network_keywords(model, settings, keywords)
     arguments = SearchArguments.from_keywords({**keywords, "decompose": request})
-    options, target_system = arguments.options, as_system(target_system)
+    options, system = arguments.options, as_system(system)
     if not zoo.is_onnx(model):
         raise UsageError(f"only ONNX models are written as ONNX, not '{model}'; export it to ONNX first")
     check_file(out, MODEL, force=force)
@@ -107,12 +107,12 @@ def export_decomposed(
     interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
     samples = settings.samples(interface, network.example_inputs)
     preparation = prepare.PreparationRequest(
-        costs=Costs(target_system, arguments.profiling),
+        costs=Costs(system, arguments.profiling),
         goal=arguments.goal,
         samples=None if calibration is None else Calibration.read(calibration, network),
         progress=progress,
     )
-    change = prepare.decompose_layers(network, options, target_system, preparation)
+    change = prepare.decompose_layers(network, options, system, preparation)
     change = _with_layers(change, network.name)
     exported = _with_chains(proto, change)
     summary, error = _compare(exported, change, samples, preparation.samples, progress)

@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.core.json_form import json_form
     from pimflow.decomposition.report import export_text
 
-    with output.status(args.quiet) as progress, options.profiling(args) as profiling:
+    with output.status(args) as progress, options.profiling(args) as profiling:
         network = options.network(args)
         report = export_decomposed(
             args.model,
             network.pop("decompose"),
             args.output,
-            target_system=options.target_system(args),
+            system=options.target_system(args),
             calibration=args.calibration,
             force=args.force,
             profiling=profiling,

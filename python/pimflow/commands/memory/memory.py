@@ -142,7 +142,7 @@ class NetworkMemory:
 @public(MemoryOptions, InputOptions, NetworkOptions)
 def plan_memory(
     model: Model,
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     target: str = "llvm+pim",
     options: NetworkOptions | None = None,
@@ -185,14 +185,14 @@ def plan_memory(
     capacity_bytes = planned.pop("capacity_bytes")
     options = NetworkOptions.from_keywords(network_values, options)
     require_all(options.decomposition_request, "the plan of its memory")
-    target_system, pools = as_system(target_system), PoolPlanning(**planned)
-    planner = _MemoryPlanner(target_system, targets.target_by_name(target), pools)
+    system, pools = as_system(system), PoolPlanning(**planned)
+    planner = _MemoryPlanner(system, targets.target_by_name(target), pools)
     network = prepare.load(model, options)
     if settings.given_arrays() or settings.given_draws:  # raises for inputs that do not fit
         interface = Interface(inputs=network.inputs, table_rows=network.table_rows)
         settings.samples(interface, network.example_inputs)
     request = PreparationRequest(target=target, pools=pools, inspect=planner.inspect)
-    prepared = prepare.prepare(network, options, target_system, request)
+    prepared = prepare.prepare(network, options, system, request)
     del network  # frees its weights
     return planner.memory(prepared, capacity_bytes)
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.primitive_selection import selection
 
     cache = options.result_cache(args)
-    with output.bar("measuring", args.quiet) as advance:
+    with output.bar("measuring", args) as advance:
         result = select(args.model, cache=cache, progress=advance, **keywords)
     if not args.quiet:
         _warn(result, cache)

@@ -109,7 +109,7 @@ class ProfileReport(JsonTree):
 @public(NetworkOptions)
 def profile(
     models: Sequence[str | os.PathLike[str]],
-    target_system: System,
+    system: System,
     profiling: Profiling,
     *,
     options: NetworkOptions | None = None,
@@ -129,11 +129,11 @@ def profile(
     """
     begin = time.perf_counter()
     options = NetworkOptions.from_keywords(keywords, options)
-    profiling.require(target_system, MODES)
-    costs = Costs(target_system, profiling)
-    graphs = [search_inputs(model, target_system, options, costs)[0] for model in models]
+    profiling.require(system, MODES)
+    costs = Costs(system, profiling)
+    graphs = [search_inputs(model, system, options, costs)[0] for model in models]
     load_end = time.perf_counter()
-    generators = [(graph, CandidateGenerator(graph, target_system, costs)) for graph in graphs]
+    generators = [(graph, CandidateGenerator(graph, system, costs)) for graph in graphs]
     # Layers of all networks in one call, so that no worker is idle at the end of a network.
     costs.time_layers([layer for _, generator in generators for layer in generator.layers()])
     tally = costs.tally
@@ -142,10 +142,10 @@ def profile(
             ProfiledNetwork.from_table(graph, placement.profile(graph, generator))
             for graph, generator in generators
         ),
-        gpu=target_system.gpu.name,
-        pim=target_system.pim.name,
+        gpu=system.gpu.name,
+        pim=system.pim.name,
         gpu_profiler=profiling.gpu.name,
-        pim_profiler=profiling.pim_profiler(target_system).name,
+        pim_profiler=profiling.pim_profiler(system).name,
         layers=ResultCounts(kept=tally.cached["pim"], computed=tally.computed["pim"]),
         kernels=ResultCounts(kept=tally.cached["gpu"], computed=tally.computed["gpu"]),
         known=costs.kernel_counts(),

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     RunOptions(**keywords)  # raises for a wrong value before the work
     if args.output:
         _check_output(args)
-    with output.status(args.quiet) as progress:
+    with output.status(args) as progress:
         inference = infer(args.directory, progress=progress, **keywords)
     if args.output:
         first = Path(args.output)

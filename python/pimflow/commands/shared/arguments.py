@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, ParamSpec, TypeVar
@@ -37,6 +38,7 @@ def _value_check(expected: str, allows: Callable[[Any], bool]) -> Check:
 
 _FLAG = type_check("True or False", bool)
 _CALLBACK = _value_check("a function that is called with the progress", callable)
+_OLD_NAMES = {"target_system": "system"}
 # By name of the argument: a name has the same meaning in every public function.
 ARGUMENT_CHECKS = {
     "model": _value_check(
@@ -100,6 +102,7 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             """Check the arguments, then call the function so that it can use all of TVM's passes."""
+            _rename_old(kwargs, signature)
             arguments = keywords.bind_arguments(
                 function.__name__, own_signature, signature.parameters, args, kwargs
             )
@@ -113,6 +116,14 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
         return call
 
     return decorate
+
+
+def _rename_old(kwargs: dict[str, Any], signature: inspect.Signature) -> None:
+    """Give arguments with names of the version before their names, and warn of these."""
+    for old, new in _OLD_NAMES.items():
+        if old in kwargs and new in signature.parameters and new not in kwargs:
+            warnings.warn(f"{old}= is now {new}=; the next version no longer takes it", DeprecationWarning, 3)
+            kwargs[new] = kwargs.pop(old)
 
 
 def _signature(signature: inspect.Signature, declared: Sequence[Field[Any]]) -> inspect.Signature:

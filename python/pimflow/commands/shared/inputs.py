@@ -76,8 +76,9 @@ class InputOptions(OptionSet):
     input_values: Mapping[str, np.ndarray | os.PathLike[str] | Draw | str] | None = option(
         None,
         "--input NAME=VALUE",
-        "an input: FILE.npy, or what it is drawn from: uniform(LOW,HIGH), normal(MEAN,DEVIATION) or whole "
-        "numbers int(LOW,HIGH); repeat it for each; a network of one input needs no NAME",
+        "an input: FILE.npy, FILE.npz of several by name, or what it is drawn from: uniform(LOW,HIGH), "
+        "normal(MEAN,DEVIATION) or whole numbers int(LOW,HIGH); repeat it for each; a network of one input "
+        "needs no NAME",
         group="network",
         parse=_parse_input,
         is_mapping=True,
@@ -101,11 +102,12 @@ class InputOptions(OptionSet):
             arrays = dict(self.inputs)
         elif self.inputs is not None:
             arrays = {"": np.asarray(self.inputs)}
-        values: dict[str, Any] = {
-            name: read_array(value) if isinstance(value, os.PathLike) else value
-            for name, value in (self.input_values or {}).items()
-            if not _is_draw(value)
-        }
+        values: dict[str, Any] = {}
+        for name, value in (self.input_values or {}).items():
+            if isinstance(value, os.PathLike) and not name and Path(value).suffix == ".npz":
+                values |= read_arrays(value)
+            elif not _is_draw(value):
+                values[name] = read_array(value) if isinstance(value, os.PathLike) else value
         for name in arrays.keys() & values.keys():
             raise UsageError(f"input '{name}' is in the inputs and given by itself too; leave out one")
         return arrays | values

@@ -30,6 +30,7 @@ from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from pimflow.hardware import System
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
 
@@ -39,6 +40,8 @@ class RegionReport:
 
     Attributes
     ----------
+    reads : tuple of str
+        Regions whose results it reads.
     covers : tuple of str
         All regions of its candidate; their common times and energy stand at the first.
     gpu_share : float or None
@@ -69,6 +72,7 @@ class RegionReport:
     """
 
     name: str
+    reads: tuple[str, ...]
     covers: tuple[str, ...]
     mode: Mode
     gpu_share: float | None
@@ -165,6 +169,8 @@ class ExtraReports:
         The Pareto front of plans.
     channel_counts : tuple of ChannelCount, optional
         Figures for each number of PIM channels.
+    part : str, optional
+        Of a decoder, of which part of it figures are, and what its cache takes.
     """
 
     order: OrderReport | None = None
@@ -174,6 +180,36 @@ class ExtraReports:
     c_part: CReport | None = None
     front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
     channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
+    part: str | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """What bounds a device: its peak rate, and the bandwidth of what its multipliers read.
+
+    Attributes
+    ----------
+    macs_per_ns : float
+        Multiply-accumulates in the storage type, of all its units.
+    bytes_per_ns : float
+        Of a GPU, the bandwidth of all memory channels; of PIM, what all banks give to their multipliers.
+    """
+
+    macs_per_ns: float
+    bytes_per_ns: float
+
+    @classmethod
+    def from_system(cls, system: System) -> dict[str, Roofline]:
+        """Of the GPU with all memory channels, and of all channels with PIM."""
+        gpu, pim, dtype = system.gpu, system.pim, system.dtype
+        gpu_macs = gpu.sms * gpu.clock_mhz * 1e-3 * gpu.fma_per_sm_cycle[dtype]
+        pim_macs = system.pim_channels * pim.macs_per_s(dtype) * 1e-9
+        column_ns = pim.timing["nCCDS"] * pim.tCK_ps * 1e-3
+        pim_bytes = system.pim_channels * pim.banks * pim.column_bytes / column_ns
+        return {
+            "gpu": cls(macs_per_ns=gpu_macs, bytes_per_ns=gpu.memory_channels * gpu.channel_bytes_per_ns),
+            "pim": cls(macs_per_ns=pim_macs, bytes_per_ns=pim_bytes),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +222,8 @@ class SystemReport:
         Sources of the times of PIM and of the GPU.
     gpu_known : dict of str to int
         Number of GPU kernels that the search used, by how their times are known.
+    rooflines : dict of str to Roofline
+        Of ``gpu`` and ``pim``.
     assumed : list of str
         Every value without a public source.
     """
@@ -208,6 +246,7 @@ class SystemReport:
     launches: str
     weights: str
     copy_ahead: int
+    rooflines: dict[str, Roofline]
     assumed: list[str]
 
     @classmethod
@@ -224,6 +263,7 @@ class SystemReport:
             gpu_profiler=costs.profiling.gpu.name,
             gpu_known=gpu_known,
             splits=search_result.generator.split_policy,
+            rooflines=Roofline.from_system(system),
             assumed=system.assumptions(),
         )
 

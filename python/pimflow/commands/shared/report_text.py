@@ -76,8 +76,10 @@ def _head_lines(report: Report) -> list[str]:
         if any(r.on_pim for r in regions)
         else f"all {system.gpu_channels} channels on the GPU"
     )
+    part_line = [f"part      {report.extras.part}"] if report.extras.part else []
     launch_text = "" if system.launches == LAUNCHES[0] else f", launches {system.launches}"
     return [
+        *part_line,
         f"system    {system.gpu} ({_gpu_source_text(system)}) + {system.pim} ({system.timing}), {channels}, "
         f"accounting {system.accounting}{launch_text}, {system.dtype}",
         f"model     {report.model}: {len(regions)} regions, {capable} PIM-capable, "

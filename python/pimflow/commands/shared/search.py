@@ -170,14 +170,14 @@ class SearchRequest:
 
 
 @public(*SEARCH)
-def search(model: Model, target_system: System | None = None, **keywords: Any) -> SearchResult:
+def search(model: Model, system: System | None = None, **keywords: Any) -> SearchResult:
     """Search the best plan for a network on a system; the result has the candidates too.
 
     Parameters
     ----------
     model : str, path, ModelProto, IRModule or ExportedProgram
         See `frontend.load`.
-    target_system : System, optional
+    system : System, optional
         `pimflow.system()` by default.
     target : str
         Target of the compilation, as for `compile`; `reorder` and `optimize_skips` are decided by its pool.
@@ -203,14 +203,14 @@ def search(model: Model, target_system: System | None = None, **keywords: Any) -
     PimflowError
         Other subclasses, as their classes say.
     """
-    request = SearchRequest.from_arguments(target_system, **keywords).validate()
+    request = SearchRequest.from_arguments(system, **keywords).validate()
     return request.find_plan(prepare.load(model, request.options))[1]
 
 
 @public(*SEARCH)
 def search_network(
     network: Network,
-    target_system: System | None = None,
+    system: System | None = None,
     plan: Plan | SearchResult | str | os.PathLike[str] | None = None,
     **keywords: Any,
 ) -> tuple[Network, SearchResult]:
@@ -218,7 +218,7 @@ def search_network(
 
     The arguments are those of `search`; shapes are those of the loaded network.
     """
-    request = SearchRequest.from_arguments(target_system, plan=plan, **keywords)
+    request = SearchRequest.from_arguments(system, plan=plan, **keywords)
     return request.validate().find_plan(network)
 
 

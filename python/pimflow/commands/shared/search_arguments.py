@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def as_system(target_system: System | None) -> System:
-    """Return `target_system`, or the default system; raises `UsageError` for another type."""
+def as_system(value: System | str | os.PathLike[str] | None) -> System:
+    """A system, also by its name or file, or the default system; raises `UsageError` for another type."""
     from pimflow.hardware import System, system
 
-    if target_system is None:
-        return system()
-    require_type("target_system", target_system, (System,), "a System, which pimflow.system(…) makes")
-    return target_system
+    if value is None or isinstance(value, str | os.PathLike):
+        return system() if value is None else system(os.fspath(value))
+    require_type("system", value, (System,), "a System, which pimflow.system(…) makes, a name or a file")
+    return value
 
 
 def _as_plan(name: str, plan: Any) -> Plan | None:

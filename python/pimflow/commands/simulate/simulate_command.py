@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     hiding = not args.no_gwrite_hiding
     _, profiler = options.profilers(args, hiding)
     timing = args.timing or "strict"
-    with output.bar("simulating", args.quiet) as advance:
+    with output.bar("simulating", args) as advance:
         result = simulation.simulate(
             args.file, args.pim, timing=timing, gwrite_hiding=hiding, profiler=profiler, progress=advance
         )

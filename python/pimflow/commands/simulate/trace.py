@@ -110,7 +110,7 @@ def trace(
     layer: str | os.PathLike[str],
     out: str | os.PathLike[str],
     format: str,
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     force: bool = False,
     advance: Advance = lambda _: None,
@@ -127,7 +127,7 @@ def trace(
         Directory to write.
     format : str
         One of `FORMATS`, or ``accel-sim``; docs/traces.md describes them.
-    target_system : System, optional
+    system : System, optional
         `pimflow.system()` by default. For a compiled directory, its own PIM device, dtype and channels are
         used.
     force : bool
@@ -150,19 +150,19 @@ def trace(
     ArtifactError, TraceError
         For a directory that is no compiled one, a damaged program, or an output that cannot be written.
     """
-    target_system = target_system or default_system()
-    check_format(format, target_system.timing)
+    system = system or default_system()
+    check_format(format, system.timing)
     check_target(out, KIND, force=force)
     if format == kernel_traces.FORMAT:
-        request = kernel_traces.trace_request(os.fspath(layer), target_system)
+        request = kernel_traces.trace_request(os.fspath(layer), system)
         with new_directory(out, KIND, force=force) as directory:
             kernels = kernel_traces.write(directory, request, advance)
             _write_summary(directory, kernels)
         return kernels
     if Path(layer).is_dir():
-        target_system = _directory_system(Path(layer), target_system)
-    program_runs = source_runs(os.fspath(layer), target_system, format)
-    return write(out, program_runs, target_system, format, advance, force=force)
+        system = _directory_system(Path(layer), system)
+    program_runs = source_runs(os.fspath(layer), system, format)
+    return write(out, program_runs, system, format, advance, force=force)
 
 
 def _directory_system(directory: Path, system: System) -> System:

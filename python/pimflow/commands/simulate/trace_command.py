@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         reason = f"{args.layer} has a device, a dtype, channels and loop orders of its own; leave that out"
         refuse(args, ["pim", "dtype", "pim_channels", "scheduling"], reason)
     target_system = options.target_system(args)
-    with output.bar("writing", args.quiet) as advance:
+    with output.bar("writing", args) as advance:
         traces = trace.trace(
             args.layer, args.output, args.format, target_system, force=args.force, advance=advance
         )

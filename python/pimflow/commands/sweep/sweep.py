@@ -126,13 +126,13 @@ class SweepGroup:
 def sweep(
     models: Sequence[str | os.PathLike[str]],
     settings: Sequence[Setting | str],
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     progress: Callable[[float], None] = lambda _: None,
     points: int = MAX_POINTS,
     **keywords: Any,
 ) -> Rows[SweepRow]:
-    """Search every network on every combination of `settings`; other fields are those of `target_system`.
+    """Search every network on every combination of `settings`; other fields are those of `system`.
 
     The total number of memory channels does not change, so more PIM channels leave fewer to the GPU, unless
     ``gpu.memory_channels`` is set too. Points that are in `profiling.cache` are not searched again, so that
@@ -144,7 +144,7 @@ def sweep(
         Names of the zoo or files.
     settings : sequence of Setting or str
         Such as ``["pim_channels=4,8,16", "global_buffers=1,2"]``.
-    target_system : System, optional
+    system : System, optional
         ``pimflow.system()`` by default.
     profiling : Profiling, optional
         Sources of times, and their cache; by default the built-in models without a cache.
@@ -166,7 +166,7 @@ def sweep(
     """
     arguments = SearchArguments.from_keywords(keywords)
     require_effect(arguments.goal, options=arguments.options)
-    base, profiling = as_system(target_system), arguments.profiling
+    base, profiling = as_system(system), arguments.profiling
     parsed = _settings(settings)
     _check_point_count(models, parsed, points)
     systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         sweep.check_output(args.output, force=args.force)
     settings = [Setting.parse(text) for text in args.settings]
     keywords = options.network(args) | args.parser.keywords(args, GoalOptions)
-    with options.profiling(args) as profiling, output.bar("searching", args.quiet) as advance:
+    with options.profiling(args) as profiling, output.bar("searching", args) as advance:
         target_system = options.target_system(args)
         keywords |= {"profiling": profiling, "progress": advance}
         rows = sweep.sweep(args.models, settings, target_system, points=args.points, **keywords)

@@ -144,10 +144,10 @@ def check_kernels(kernels: Iterable[ScheduledKernel], work: int = WORK) -> Itera
             )
 
 
-def require_cuda(target: str) -> None:
-    """Raise `UsageError` if kernels for `target` are none that `require_kernels` checks."""
+def require_cuda(option: str, target: str) -> None:
+    """Raise `UsageError` if `target` has no CUDA kernels, which `option` is about."""
     if target_by_name(target).kind.name != "cuda":
-        raise UsageError("--check-kernels checks CUDA kernels; give --target cuda+pim")
+        raise UsageError(f"--{option.replace('_', '-')} is about CUDA kernels; give --target cuda+pim")
 
 
 def require_kernels(network: Network, search_result: SearchResult) -> int:

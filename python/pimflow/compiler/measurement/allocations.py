@@ -75,7 +75,7 @@ class AllocationRun:
 
 def measure_allocations(
     model: frontend.Model,
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     target: str = "llvm+pim",
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -89,7 +89,7 @@ def measure_allocations(
 
     Parameters
     ----------
-    target_system : System, optional
+    system : System, optional
         `pimflow.system()` by default.
     target : str
         Target to build for; this machine must have its device.
@@ -112,7 +112,7 @@ def measure_allocations(
     _device_target(target, runs)  # raises before the network is loaded
     network = frontend.load(model, shapes, batch).drop_reference()
     cases = {allocation: (network, allocation) for allocation in allocations}
-    measured, outputs = measure(cases, target_system, target=target, runs=runs)
+    measured, outputs = measure(cases, system, target=target, runs=runs)
     expected = next(iter(outputs.values()))
     for allocation, arrays in outputs.items():
         if any(a.tobytes() != b.tobytes() for a, b in zip(arrays, expected, strict=True)):
@@ -122,7 +122,7 @@ def measure_allocations(
 
 def measure(
     cases: Mapping[str, tuple[frontend.Network, str]],
-    target_system: System | None = None,
+    system: System | None = None,
     *,
     target: str = "llvm+pim",
     runs: int = 5,
@@ -133,7 +133,7 @@ def measure(
     ----------
     cases : mapping of str to (Network, str)
         By name: a network, and one of `compiler.phases.ALLOCATIONS`.
-    target_system, target, runs
+    system, target, runs
         See `measure_allocations`.
 
     Returns
@@ -147,7 +147,7 @@ def measure(
         As `measure_allocations`.
     """
     device_target = _device_target(target, runs)
-    system = target_system or default_system()
+    system = system or default_system()
     inputs = list(next(iter(cases.values()))[0].example_inputs().values())
     programs = {
         name: _InstrumentedProgram(network.module, device_target, system, allocation, inputs)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import Candidate
+from pimflow.core.candidate import Candidate, with_fields
 from pimflow.core.region import Region
 from pimflow.core.rewrite import LayerRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
@@ -114,4 +114,4 @@ def with_placements(
 ) -> Candidate:
     """`candidate` with its `operands` and its `result` elsewhere."""
     name = f"{candidate.name} at {channels}"
-    return replace(candidate, name=name, channels=channels, input=operands, output=result)
+    return with_fields(candidate, name=name, channels=channels, input=operands, output=result)

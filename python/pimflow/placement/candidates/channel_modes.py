@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms
+from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms, with_fields
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.rewrite import (
     AttentionRewrite,
@@ -146,7 +146,7 @@ class ChannelVariants(ChannelLayouts):
             return self.l2_reuse.pim_only_variants(candidate)
         if candidate.uses_pim:
             use = ChannelMode.PIM if self.generator.task_builder.switch_ns else None
-            pim_candidate = replace(candidate, channel_mode=use, final_channel_mode=use)
+            pim_candidate = with_fields(candidate, channel_mode=use, final_channel_mode=use)
             if isinstance(candidate.rewrite, AttentionRewrite):
                 return [pim_candidate]
             pim_variants = [pim_candidate, *self.l2_reuse.operand_variants(pim_candidate)]
@@ -181,9 +181,9 @@ class ChannelVariants(ChannelLayouts):
     def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
         wide = fused_groups.with_channel_count(self.generator, candidate, self.system.gpu.memory_channels)
-        tasks = tuple(replace(task, also=("pim",)) for task in wide.tasks)
+        tasks = tuple(with_fields(task, also=("pim",)) for task in wide.tasks)
         use = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
-        return replace(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
+        return with_fields(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
 
     def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
@@ -201,8 +201,8 @@ class ChannelVariants(ChannelLayouts):
                 share = (balance - 1) / self._max_excess_balance
             if share <= 1:
                 *first, last = wide_candidate.tasks
-                last = replace(last, execution_ns=last.execution_ns + share * slowdown_ns)
-                variant = replace(wide_candidate, tasks=(*first, last))
+                last = with_fields(last, execution_ns=last.execution_ns + share * slowdown_ns)
+                variant = with_fields(wide_candidate, tasks=(*first, last))
                 use = ChannelUse(reads=operands, writes=result)
                 variants.append(with_placements(variant, use, with_reader(candidate, operands), result))
         return variants

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Task
+from pimflow.core.candidate import Candidate, EdgeCost, Task, with_fields
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
@@ -80,12 +80,12 @@ class L2Reuse:
             return []
         staging_task = self._transfer_task(f"{region.name} (operands to the L2)", read_bytes)
         switch_task = mode_switch_cost(self.generator).task
-        preceding = [staging_task, *([replace(switch_task, after=(0,))] if switch_task else [])]
+        preceding = [staging_task, *([with_fields(switch_task, after=(0,))] if switch_task else [])]
         shifted_tasks = []
         for task in candidate.tasks:
             waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
             shifted_tasks.append(task.with_dependencies(waits))
-        variant = replace(
+        variant = with_fields(
             candidate,
             tasks=(*preceding, *shifted_tasks),
             channel_mode=ChannelMode.PLAIN_MEMORY if switch_task else None,
@@ -138,7 +138,7 @@ class L2Reuse:
         program_tasks = tuple(range(program_begin, len(tasks)))
         use = ChannelMode.PLAIN_MEMORY if switch_task else None
         resident_variants = self.result_variants(
-            replace(
+            with_fields(
                 candidate,
                 tasks=tuple(tasks),
                 channel_mode=use,
@@ -146,8 +146,8 @@ class L2Reuse:
             )
         )
         one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
-        tasks[program_tasks[-1] + 1] = replace(tasks[program_tasks[-1] + 1], after=program_tasks)
-        written_back = replace(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
+        tasks[program_tasks[-1] + 1] = with_fields(tasks[program_tasks[-1] + 1], after=program_tasks)
+        written_back = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
         return [written_back, *(resident_variants if last == len(candidate.tasks) else ())]
 
     def _writeback_task(self, region: Region) -> Task:
@@ -188,7 +188,7 @@ class L2Reuse:
         if self.layouts.spreads_tensors and result not in self.layouts.result_placements(region.name):
             return []
         return [
-            replace(
+            with_fields(
                 candidate,
                 name=f"{candidate.name}, {_RESULT_IN_L2}",
                 output=result,
@@ -214,7 +214,7 @@ class L2Reuse:
         switch_task = mode_switch_cost(self.generator).task
         variant = wide_candidate.with_first_task(self._writeback_task(predecessor))
         return [
-            replace(
+            with_fields(
                 variant.with_first_task(switch_task) if switch_task else variant,
                 name=f"{wide_candidate.name}, {ChannelUse(operand_in_l2=True)}",
                 channels=replace(wide_candidate.channels, operand_in_l2=True),

@@ -308,21 +308,14 @@ class _RunBounds:
 
     def share_bound_ns(self, run: StagedRun) -> float:
         """Approximate lower bound: a part takes a launch and its share of the region; no crossbar time."""
-        region_tasks = [self._task(region, mode) for region, mode in zip(run.regions, run.pipeline.modes)]
-
-        def part(step: tuple[int, int]) -> list[tuple[str, float]]:
-            """The resource of a part, and its estimated time."""
-            position, stage = step
-            (begin, end), region_task = run.rows[position][stage], region_tasks[position]
-            share = (end - begin) / run.regions[position].layer.oh
-            return [
-                (
-                    region_task.resource,
-                    self._min_launch_ns(region_task.launch_ns) + region_task.execution_ns * share,
-                )
-            ]
-
-        return _staged_ns(run, part)
+        parts: dict[tuple[int, int], list[tuple[str, float]]] = {}
+        for position, (region, mode) in enumerate(zip(run.regions, run.pipeline.modes)):
+            task, height = self._task(region, mode), region.layer.oh
+            launch_ns = self._min_launch_ns(task.launch_ns)
+            for stage, (begin, end) in enumerate(run.rows[position]):
+                share = (end - begin) / height
+                parts[position, stage] = [(task.resource, launch_ns + task.execution_ns * share)]
+        return _staged_ns(run, parts)
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
@@ -353,7 +346,7 @@ class _RunBounds:
 
         bounds_ns = {part: part_bounds(part) for part in distinct}
         return [
-            _staged_ns(run, {step: bounds_ns[part] for step, part in parts.items()}.__getitem__)
+            _staged_ns(run, {step: bounds_ns[part] for step, part in parts.items()})
             for run, parts in zip(runs, work)
         ]
 
@@ -370,8 +363,8 @@ class _RunBounds:
         return self._tasks[key]
 
 
-def _staged_ns(run: StagedRun, part: Callable[[tuple[int, int]], Sequence[tuple[str, float]]]) -> float:
-    """Time of `run`, if `part` gives each part's resources and durations, by region and stage.
+def _staged_ns(run: StagedRun, parts: Mapping[tuple[int, int], Sequence[tuple[str, float]]]) -> float:
+    """Time of `run`, with the resources and durations of its `parts` by region and stage.
 
     A part begins when that of the previous region has ended; see `_tasks`.
     """
@@ -379,7 +372,7 @@ def _staged_ns(run: StagedRun, part: Callable[[tuple[int, int]], Sequence[tuple[
     free: dict[str, float] = {}
     for position, stage in run.pipeline.steps:
         begin, part_end_ns = ends[position - 1, stage] if position else 0.0, 0.0
-        for resource, duration_ns in part((position, stage)):
+        for resource, duration_ns in parts[position, stage]:
             free[resource] = end = max(free.get(resource, 0.0), begin) + duration_ns
             part_end_ns = max(part_end_ns, end)
         ends[position, stage] = part_end_ns

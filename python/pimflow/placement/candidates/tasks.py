@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns
+from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns, with_fields
 from pimflow.core.region import (
     APPEND,
     ELEMENT_BYTES,
@@ -73,7 +73,7 @@ class TaskBuilder:
         If a mixed plan leaves the GPU no channels, the kernel has all of them between PIM programs.
         """
         if channels is None and not self.system.gpu_channels:
-            return replace(self.gpu_task(label, kernel, self.system.gpu.memory_channels), also=("pim",))
+            return with_fields(self.gpu_task(label, kernel, self.system.gpu.memory_channels), also=("pim",))
         cost = self.costs.kernel_cost(kernel, self.system.gpu_channels if channels is None else channels)
         return Task(
             label=label,
@@ -164,7 +164,7 @@ class TaskBuilder:
         crossbar_pj = transfer.moved_bytes * system.gpu.energy["l2_pj_per_byte"]
         written_elements = run.results * run.result_lanes * sums if run.commands["READRES"] else 0
         dram_pj = self.dram_pj(read_elements, written_elements)
-        return [*tasks, replace(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
+        return [*tasks, with_fields(transfer, energies_pj={"crossbar": crossbar_pj, "gpu_dram": dram_pj})]
 
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
         """DRAM energy of PIM's operands and results, counted as for the GPU's kernels."""
@@ -255,7 +255,7 @@ class TaskBuilder:
         )
         task = self.gpu_task(label, kernel)
         added_ns = task.execution_ns - self.gpu_task(label, EMPTY_KERNEL).execution_ns
-        return replace(task, launch_ns=0.0, launched=False, execution_ns=max(added_ns, 0.0))
+        return with_fields(task, launch_ns=0.0, launched=False, execution_ns=max(added_ns, 0.0))
 
     def l2_rereads(self, region: Region) -> float:
         """How many more times than once the kernel of `region` reads its first operand from the L2."""

@@ -20,6 +20,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import GpuSpec, System
+from pimflow.hardware.spec_text import fields_text
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
@@ -186,7 +187,7 @@ class Costs:
         ):
             layer = missing[position]
             self._store_layer_costs(layer, costs)
-            self._write_cache({layer.key: dataclasses.asdict(costs)})
+            self._write_cache({layer.key: costs})
             self.tally.computed["pim"] += 1
             self.profiling.progress(len(ordered) - len(missing) + finished_count, len(ordered))
 
@@ -240,7 +241,7 @@ class Costs:
                 self._pim[cost_key] = self.pim_target.cost(
                     geometry, schedule, name, split, initial, activation
                 )
-                self._write_cache({key: dataclasses.asdict(self._pim[cost_key])})
+                self._write_cache({key: self._pim[cost_key]})
         return self._pim[cost_key]
 
     def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
@@ -263,7 +264,7 @@ class Costs:
         uncached_work = [item for key, item in missing.items() if key not in cached_costs]
         for position, costs in self.profiling.executor.map(CacheWork.costs, uncached_work):
             self._caches[uncached_work[position].key] = costs
-            self._write_cache({uncached_work[position].key: [dataclasses.asdict(item) for item in costs]})
+            self._write_cache({uncached_work[position].key: costs})
         self.tally.cached["pim"] += len(cached_costs)
         self.tally.computed["pim"] += len(uncached_work)
         return [
@@ -283,7 +284,7 @@ class Costs:
             costs = cached_costs.get(key) or (work.cost(schedule),)
             self._caches[key] = costs
             if not cached_costs:
-                self._write_cache({key: [dataclasses.asdict(cost) for cost in costs]})
+                self._write_cache({key: costs})
         return self._caches[key][0]
 
     def kernel_cost(self, kernel: Kernel, channels: int) -> KernelCost:
@@ -362,7 +363,7 @@ class Costs:
         return (
             "kernel",
             self.profiling.gpu.name,
-            repr(dataclasses.replace(self._gpu, sources={})),
+            fields_text(dataclasses.replace(self._gpu, sources={})),
             self._dtype,
         )
 

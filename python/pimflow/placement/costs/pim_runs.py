@@ -14,6 +14,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import PimSpec
+from pimflow.hardware.spec_text import fields_text
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import NO_LIMITS, LoweringLimits, ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
@@ -143,7 +144,7 @@ class PimTarget:
     def identity(self) -> str:
         """The cache key of results for this device."""
         pim = replace(self.pim, sources={})
-        return repr((pim, self.channels, self.dtype, self.profiler.identity, self.level))
+        return repr((fields_text(pim), self.channels, self.dtype, self.profiler.identity, self.level))
 
     def schedules(self, geometry: ConvGeometry) -> list[LoopOrder]:
         """All loop orders of the level for `geometry`."""

@@ -149,10 +149,11 @@ def build(
 
     Notes
     -----
-    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `target_system`, and
-    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir`` and
-    ``pimflow.check_kernels`` are those of `pimflow.compile` (docs/usage.md). An invalid value is an error
-    when the context is created, contradictory options are an error when the network is built.
+    Arguments of `pimflow.search` come from the ``PassContext``: ``pimflow.system`` is `system`, and
+    ``pimflow.NAME`` is each other one, but the target and what a module determines; ``pimflow.dump_ir``,
+    ``pimflow.check_kernels`` and ``pimflow.cuda_graphs`` are those of `pimflow.compile` (docs/usage.md). An
+    invalid value is an error when the context is created, contradictory options are an error when the
+    network is built.
 
     What came from `frontend.from_onnx` is run on drawn inputs and compared with ONNX Runtime, if the device
     of the target is here, and `mod` has the inputs and outputs of the model. ``pimflow.verify: False`` leaves
@@ -203,14 +204,15 @@ def _build_with_pim(
     if options.get("primitives"):
         check_device(SelectionOptions(device=CUDA), name)
     system, folder = options.pop("system", None), options.pop("dump_ir", None)
-    checks_kernels = options.pop("check_kernels", False)
-    if checks_kernels:
-        require_cuda(name)
+    checks_kernels, cuda_graphs = (options.pop(key, False) for key in ("check_kernels", "cuda_graphs"))
+    for option, is_set in (("check_kernels", checks_kernels), ("cuda_graphs", cuda_graphs)):
+        if is_set:
+            require_cuda(option, name)
     with all_passes(), dump_ir(folder):
         network, search_result = search_network(frontend.load(mod), system, target=name, **options)
         if checks_kernels:
             require_kernels(network, search_result)
-        built = compilation.build(network, search_result, target)
+        built = compilation.build(network, search_result, target, cuda_graphs=cuda_graphs)
     if model is not None:
         verify_build(model, mod, network, built, search_result)
     return built, search_result.plan

@@ -42,7 +42,9 @@ def _declarations() -> dict[str, Option]:
                 options[name] = declaration
     options[_PROFILER] = options[_PROFILING]
     verify = Option(check=type_check("True or False", bool), is_flag=True)
-    others = {name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels")}
+    others = {
+        name: declarations(CompileOptions)[name] for name in ("dump_ir", "check_kernels", "cuda_graphs")
+    }
     return options | others | {"verify": verify}
 
 

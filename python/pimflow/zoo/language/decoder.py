@@ -38,8 +38,11 @@ class Decoder:
         Elements of a head that are rotated, from the first on; 0 for all.
     rotary_factors : tuple of float
         Divisors of the frequencies of rotation, for each pair; empty if all are 1.
+    rotary_scale : float
+        Factor of the cosines and sines of rotation.
     local_rotary_base : float
-        Base in the layers with a window, without `rotary_factors`; 0 if these are like all others.
+        Base in the layers with a window, without `rotary_factors` and `rotary_scale`; 0 if these are like
+        all others.
     max_context : int
         Maximum context in tokens; the table of positions has as many rows.
     position_offset : int
@@ -93,6 +96,7 @@ class Decoder:
     rotary_base: float = 10000.0
     rotary_size: int = 0
     rotary_factors: tuple[float, ...] = ()
+    rotary_scale: float = 1.0
     local_rotary_base: float = 0.0
     max_context: int
     position_offset: int = 0

@@ -11,13 +11,15 @@ import functools
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
+from pimflow.zoo.language import angle_scaling
+from pimflow.zoo.language.angle_scaling import AngleScaling
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
 from pimflow.zoo.language.gguf_file import GgufFile, open_file
 
@@ -39,8 +41,13 @@ _BLOCK = {
 }
 _OTHER = {"tokens": "token_embd", "positions": "position_embd", "norm": "output_norm", "head": "output"}
 _FUSED_ATTENTION, _FACTORS = "attn_qkv", "rope_freqs.weight"
+_SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 # Keys that have no effect on the values of a model.
-_WITHOUT_EFFECT = ("rope.scaling.original_context_length", "rope.scaling.finetuned")
+_WITHOUT_EFFECT = (
+    "rope.scaling.attn_factor",  # without rotary positions; else it is read
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,7 @@ ARCHITECTURES = {
     "gpt2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "positions": "learned"}),
     "gptneox": Architecture(fields={**_LAYER_NORM, "activation": "gelu_erf"}, says_parallel=True),
     "starcoder2": Architecture(fields={**_LAYER_NORM, "activation": "gelu"}),
+    "stablelm": Architecture(fields=_LAYER_NORM),
     "olmo2": Architecture(fields={"query_norm": "whole", "input_norms": False, "result_norms": True}),
 }
 
@@ -211,7 +219,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
         head_size=head_size,
         feed_forward=table.size("feed_forward_length"),
         vocabulary=vocabulary,
-        max_context=table.size("context_length"),
+        max_context=fields.pop("max_context", table.size("context_length")),
         tied="output.weight" not in file.tensors,
         file=os.fspath(path.resolve()),
         source=where,
@@ -241,7 +249,6 @@ def _require_neutral(table: _Table) -> None:
     table.require("attention.clamp_kqv", float, 0.0)
     table.require("attention.max_alibi_bias", float, 0.0)
     table.require("pooling_type", int, 0)
-    table.require("rope.scaling.attn_factor", float, 1.0)
     table.require("tensor_data_layout", str, "Meta AI original pth")
 
 
@@ -261,18 +268,43 @@ def _angles(file: GgufFile, table: _Table, architecture: Architecture, head_size
     if "local_rotary_base" in architecture.fields:
         local = architecture.fields["local_rotary_base"]
         fields["local_rotary_base"] = table.number("rope.freq_base_swa", local)
+    return fields | _scaling(file, table, fields["rotary_base"], turned).fields()
+
+
+def _scaling(file: GgufFile, table: _Table, base: float, turned: int) -> AngleScaling:
+    """The scaling of angles; raises `ModelError` for a kind that is not supported."""
     kind = table.value("rope.scaling.type", str, "linear")
-    if kind not in ("none", "linear"):
-        raise ModelError(f"{table.where}: scales angles of positions by '{one_line(kind)}': not supported")
+    longest = table.size("context_length")
+    length = table.size("rope.scaling.original_context_length", longest)
     old = table.number("rope.scale_linear", 1.0, zero=1.0)
     factor = table.number("rope.scaling.factor", old, zero=old)
-    factors = np.full(turned // 2, factor if kind == "linear" else 1.0)
-    if _FACTORS in file.tensors:
-        values = file.tensor(_FACTORS).values(os.fspath(file.path))
-        if values.shape != factors.shape or not (np.isfinite(values) & (values > 0)).all():
-            raise ModelError(f"{table.where}: '{_FACTORS}' is not one divisor for each pair of a head")
-        factors = factors * values
-    return fields | ({} if (factors == 1).all() else {"rotary_factors": tuple(map(float, factors))})
+    scale = table.number("rope.scaling.attn_factor", 1.0)
+    if (short := _divisors(file, table, _SHORT_FACTORS, turned)) is not None:
+        _divisors(file, table, _LONG_FACTORS, turned)
+        if kind not in ("none", "linear", "longrope") or factor != 1:
+            raise ModelError(f"{table.where}: scales angles in two ways: not supported")
+        return angle_scaling.longrope(short, length, factor=longest / length, scale=scale)
+    if kind not in ("none", "linear", "yarn") or (scale != 1 and kind != "none"):
+        raise ModelError(f"{table.where}: scales angles of positions by '{one_line(kind)}': not supported")
+    if kind == "yarn":
+        fast = table.number("rope.scaling.yarn_beta_fast", 32.0)
+        slow = table.number("rope.scaling.yarn_beta_slow", 1.0)
+        scaling = angle_scaling.yarn(base, turned, length, factor=factor, fast=fast, slow=slow)
+    else:
+        scaling = angle_scaling.linear(factor if kind == "linear" else 1.0, turned)
+    if (divisors := _divisors(file, table, _FACTORS, turned)) is not None:
+        scaling = replace(scaling, factors=tuple(np.multiply(scaling.factors, divisors).tolist()))
+    return scaling
+
+
+def _divisors(file: GgufFile, table: _Table, name: str, turned: int) -> np.ndarray | None:
+    """Divisors of frequencies that a tensor has; None without it, raises `ModelError` if it does not fit."""
+    if name not in file.tensors:
+        return None
+    values = file.tensor(name).values(os.fspath(file.path))
+    if values.shape != (turned // 2,) or not (np.isfinite(values) & (values > 0)).all():
+        raise ModelError(f"{table.where}: '{name}' is not one divisor for each pair of a head")
+    return values
 
 
 def _scales(
@@ -323,7 +355,7 @@ def _products_with_bias(file: GgufFile) -> frozenset[str]:
 def _require_tensors(file: GgufFile, decoder: Decoder) -> None:
     """Raise `ModelError` unless the tensors of `file` are the weights of `decoder`."""
     where, expected = decoder.source, {}
-    read = {_FACTORS} if decoder.positions == "rotary" else set()
+    read = {_FACTORS, _SHORT_FACTORS, _LONG_FACTORS} if decoder.positions == "rotary" else set()
     for name, shape in decoder.weights().items():
         # In the library, the fastest axis is the first: inputs of a product, values of a row.
         *inner, rows = shape[::-1] if name.endswith(".table") else shape

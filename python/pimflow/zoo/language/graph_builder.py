@@ -368,4 +368,5 @@ def rotary_tables(decoder: Decoder, positions: int, local: bool = False) -> tupl
     if decoder.rotary_factors and not local:
         turns = turns / np.array(decoder.rotary_factors)
     angles = np.arange(positions)[:, None] * np.concatenate([turns, turns])
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    scale = 1.0 if local else decoder.rotary_scale
+    return (scale * np.cos(angles)).astype(np.float32), (scale * np.sin(angles)).astype(np.float32)

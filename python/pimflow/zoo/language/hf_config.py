@@ -10,9 +10,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pimflow.errors import ModelError, one_line
+from pimflow.zoo.language import angle_scaling
+from pimflow.zoo.language.angle_scaling import AngleScaling
 from pimflow.zoo.language.hf_types import ModelType
 
 _ACTIVATIONS = {
@@ -41,6 +41,7 @@ _WITHOUT_EFFECT = frozenset(
         "dtype",
         "embd_pdrop",
         "embed_dropout",
+        "embedding_dropout",
         "eos_token_id",
         "hidden_dropout",
         "id2label",
@@ -61,6 +62,7 @@ _WITHOUT_EFFECT = frozenset(
         "problem_type",
         "reorder_and_upcast_attn",
         "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "summary_activation",
         "summary_first_dropout",
@@ -78,6 +80,16 @@ _WITHOUT_EFFECT = frozenset(
         "qk_layernorm_eps",
     ]
 )
+
+
+_SCALES = ("mscale", "mscale_all_dim")
+# Keys of the scalings of angles, by their kinds.
+_SCALINGS = {
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "truncate", *_SCALES},
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
+}
 
 
 class Config:
@@ -183,6 +195,7 @@ def variant_fields(
             fields[name] = given
     if kind == "gpt_neox":
         fields["parallel"] = config.value("use_parallel_residual", bool, True)
+    config.require("use_parallel_residual", False, *([True] if kind == "gpt_neox" else []))
     config.require("scale_attn_weights", True)
     config.require("scale_attn_by_inverse_layer_idx", False)
     config.require("add_cross_attention", False)
@@ -190,7 +203,7 @@ def variant_fields(
     config.require("word_embed_proj_dim", hidden)
     config.require("qk_layernorm", False)
     config.require("use_bidirectional_attention", False)
-    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias"):
+    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias", "use_qkv_bias"):
         config.value(name, bool)  # tensors say which products have one
     return fields
 
@@ -254,34 +267,58 @@ def _angles(config: Config, kind: str, model: ModelType, head_size: int) -> dict
     base = float(scaling.pop("rope_theta", base))
     share = float(scaling.pop("partial_rotary_factor", share))
     turned = int(head_size * share)
-    factors = _factors(config, scaling, base, turned)
     fields |= {"rotary_base": base, "rotary_size": turned}
-    return fields | ({"rotary_factors": factors} if factors else {})
+    return fields | _scaling(config, scaling, base, turned).fields()
 
 
-def _factors(config: Config, scaling: dict[str, Any], base: float, turned: int) -> tuple[float, ...]:
-    """Divisors of the frequencies of rotation, by ``linear`` or ``llama3``; empty if all are 1."""
+def _scaling(config: Config, scaling: dict[str, Any], base: float, turned: int) -> AngleScaling:
+    """The scaling of angles; raises `ModelError` for a kind or a key that is not supported."""
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
-    try:
-        if kind == "default":
-            expected: set[str] = set()
-            factors = ()
-        elif kind == "linear":
-            expected, factors = {"factor"}, (float(scaling["factor"]),) * (turned // 2)
-        elif kind == "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            expected = {*names}
-            factor, low, high, length = (float(scaling[name]) for name in names)
-            speeds = base ** (-np.arange(0, turned, 2) / turned)
-            turns = length * speeds / (2 * np.pi)  # over the original context
-            share = np.clip((turns - low) / (high - low), 0, 1)
-            factors = tuple(map(float, 1 / ((1 - share) / factor + share)))
-        else:
-            raise ModelError(f"{config.where}: scales angles by '{one_line(str(kind))[:40]}': not supported")
-    except (KeyError, TypeError, ValueError):
-        raise ModelError(f"{config.where}: its scaling of angles is incomplete") from None
-    unread = {name for name in scaling if scaling[name] is not None} - expected
-    if unread - {"original_max_position_embeddings", "finetuned"}:
+    scaling = {name: value for name, value in scaling.items() if value is not None}
+    known = {"default": set(), **_SCALINGS}
+    if kind not in known:
+        raise ModelError(f"{config.where}: scales angles by '{one_line(str(kind))[:40]}': not supported")
+    if unread := scaling.keys() - known[kind] - {"original_max_position_embeddings", "finetuned"}:
         raise ModelError(f"{config.where}: scales angles with '{one_line(min(unread))[:40]}': not supported")
-    return factors
+    try:
+        return _scaled_angles(config, kind, scaling, base, turned)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise ModelError(f"{config.where}: its scaling of angles is incomplete") from None
+
+
+def _scaled_angles(
+    config: Config, kind: str, scaling: dict[str, Any], base: float, turned: int
+) -> AngleScaling:
+    """The scaling of a known kind; raises the errors of missing and wrong values."""
+    if kind == "default":
+        return AngleScaling()
+    if kind == "linear":
+        return angle_scaling.linear(float(scaling["factor"]), turned)
+    longest = config.size("max_position_embeddings")
+    original = config.value("original_max_position_embeddings", int, longest)
+    length = float(scaling.get("original_max_position_embeddings", original))
+    if kind == "llama3":
+        low, high = (float(scaling[f"{end}_freq_factor"]) for end in ("low", "high"))
+        factor = float(scaling["factor"])
+        return angle_scaling.llama3(base, turned, length, factor=factor, low=low, high=high)
+    factor = float(scaling.get("factor", longest / length))
+    scale = scaling.get("attention_factor")
+    if kind == "longrope":
+        short = scaling["short_factor"]
+        if len(short) != turned // 2:
+            raise ValueError
+        return angle_scaling.longrope(short, int(length), factor=factor, scale=scale)
+    if scale is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        above, below = (0.1 * float(scaling[name]) * math.log(factor) + 1 for name in _SCALES)
+        scale = above / below if factor > 1 else 1.0
+    return angle_scaling.yarn(
+        base,
+        turned,
+        length,
+        factor=factor,
+        scale=scale,
+        fast=float(scaling.get("beta_fast") or 32),
+        slow=float(scaling.get("beta_slow") or 1),
+        truncate=bool(scaling.get("truncate", True)),
+    )

@@ -53,6 +53,8 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
     head_size = config.size("head_dim", hidden // heads)
     names = _Names(model, tensors)
     has_head = f"{model.names['head']}.weight" in tensors
+    fields = {**model.fields, **variant_fields(config, kind, model, hidden, head_size, layers)}
+    longest = config.size(config_key(model, "max_position_embeddings"))
     decoder = Decoder(
         name=one_line(folder.name),
         layers=layers,
@@ -65,12 +67,12 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
         ),
         vocabulary=names.tensor(f"{model.names['tokens']}.weight").shape[0],
         norm_epsilon=norm_epsilon(config, model),
-        max_context=config.size(config_key(model, "max_position_embeddings")),
+        max_context=fields.pop("max_context", longest),
         tied=config.value("tie_word_embeddings", bool, model.tied and not has_head) or not has_head,
         biases=names.products_with_bias(),
         file=os.fspath(folder),
         source=config.where,
-        **{**model.fields, **variant_fields(config, kind, model, hidden, head_size, layers)},
+        **fields,
     )
     config.require_all_read()
     _require_tensors(decoder, names, config.where)

@@ -38,6 +38,11 @@ _PHI = {
     "up": "mlp.fc1",
     "down": "mlp.fc2",
 }
+_STARCODER2 = {
+    **{part: name for part, name in _LLAMA.items() if part != "gate"},
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
 _GPT2 = {
     "tokens": "transformer.wte",
     "positions": "transformer.wpe",
@@ -141,6 +146,8 @@ MODEL_TYPES = {
         names=_GEMMA2,
         fields={"query_norm": "whole", "input_norms": False, "result_norms": True},
     ),
+    "starcoder2": ModelType(names=_STARCODER2, fields=_LAYER, window="all"),
+    "stablelm": ModelType(fields=_LAYER, turned_share=0.25),
     "phi": ModelType(names=_PHI, fields={**_LAYER, "parallel": True, "shares_norm": True}, turned_share=0.5),
     "gpt2": ModelType(
         names=_GPT2,

@@ -91,10 +91,12 @@ class ReferenceDecoder:
         d = self._decoder
         size = d.rotary_size or d.head_size
         half, base, factors = size // 2, d.rotary_base, np.array(d.rotary_factors or 1.0)
+        scale = d.rotary_scale
         if d.local_rotary_base and d.windows[layer]:
-            base, factors = d.local_rotary_base, np.array(1.0)
+            base, factors, scale = d.local_rotary_base, np.array(1.0), 1.0
         speed = base ** (-2.0 * np.arange(half) / size) / factors
-        rotated = (x[..., :half] + 1j * x[..., half:size]) * np.exp(1j * np.outer(places, speed))
+        turn = scale * np.exp(1j * np.outer(places, speed))
+        rotated = (x[..., :half] + 1j * x[..., half:size]) * turn
         parts = [rotated.real, rotated.imag, x[..., size:]]
         return np.concatenate(parts, axis=-1).astype(self._dtype)
 
