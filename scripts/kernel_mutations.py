@@ -126,7 +126,11 @@ def _bounds_an_index(branch: tirx.IfThenElse) -> bool:
     return any(store.buffer.scope() == "global" for store in stores)
 
 
-def _shifted(store: tirx.BufferStore) -> tirx.BufferStore:
+def _shifted(store: tirx.BufferStore) -> tirx.BufferStore | None:
+    """A store one element further on; None for padding in shared memory, in rows that no result reads."""
+    is_constant = isinstance(store.value, tirx.FloatImm | tirx.IntImm | tirx.Broadcast)
+    if is_constant and store.buffer.scope().startswith("shared"):
+        return None
     *outer, last = store.indices
     if isinstance(last, tirx.Ramp):
         moved = tirx.Ramp(last.base + last.stride * last.lanes, last.stride, last.lanes)

@@ -19,6 +19,7 @@ from kernel_cases import cases, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
 from kernel_resources import ResourceRow, resource_rows, resource_table
 from kernel_sweep import SWEEP_WORK, CaseResult, check_numbered_case, store_row, stored_rows, sweep_table
+from update_validation import fill
 
 from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.host import workers
@@ -28,7 +29,7 @@ NETWORKS = ("toy", "mobilenet-v2", "tiny-lm")
 ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 
-def run_sweep(parts: Sequence[str], jobs: int, path: Path | None) -> bool:
+def run_sweep(parts: Sequence[str], jobs: int, path: Path | None, page: Path | None) -> bool:
     """Check all cases that the file of results lacks, and print a table; returns whether all kernels hold."""
     results = [result for result in stored_rows(path, CaseResult) if not parts or result.part in parts]
     known = {result.number for result in results}
@@ -42,9 +43,16 @@ def run_sweep(parts: Sequence[str], jobs: int, path: Path | None) -> bool:
         results.append(result)
         store_row(path, result)
         print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
-    print(sweep_table(sorted(results, key=lambda result: result.number)))
+    show_table("kernel-sweep", sweep_table(sorted(results, key=lambda result: result.number)), page)
     print(f"{len(chosen)} cases in {time.perf_counter() - begin:.0f} s in {jobs} processes")
     return not any(result.lines for result in results)
+
+
+def show_table(name: str, table: str, page: Path | None) -> None:
+    """Print a table, and write it between the marks called `name` of a page."""
+    print(table)
+    if page is not None:
+        page.write_text(fill(page.read_text(), name, table.splitlines()))
 
 
 def prove_network(network: str, context: int | None, dtype: str) -> bool:
@@ -71,7 +79,7 @@ def show_resources(args: argparse.Namespace) -> bool:
             for row in resource_rows(network, args.dtype, args.context):
                 rows.append(row)
                 store_row(args.results, row)
-    print(resource_table(rows))
+    show_table("kernel-resources", resource_table(rows), args.update)
     for row in rows:
         for text in (*row.local, *row.problems):
             print(f"{row.network} ({row.dtype}, {row.architecture}): {text}")
@@ -121,6 +129,9 @@ def main() -> None:
         metavar="FILE",
         help="add results of the sweep or of --resources to this file, and compute none that it has",
     )
+    parser.add_argument(
+        "--update", type=Path, metavar="PAGE", help="write the table of the sweep or of --resources to a page"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes of the sweep (default: %(default)s)")
     parser.add_argument(
         "--resources",
@@ -139,7 +150,7 @@ def main() -> None:
             sys.exit(f"no resources are shown: {NO_COMPILER}")
         sys.exit(not show_resources(args))
     if args.sweep is not None:
-        sys.exit(not run_sweep(args.sweep, args.jobs, args.results))
+        sys.exit(not run_sweep(args.sweep, args.jobs, args.results, args.update))
     held = [prove_network(network, args.context, args.dtype) for network in args.networks]
     sys.exit(not all(held))
 

@@ -48,6 +48,22 @@ def results() -> str:
     return "\n".join(rows)
 
 
+def side_by_side() -> str:
+    """A CNN and a language model, by the figures that README.md shows of them below."""
+    page = README.read_text(encoding="utf-8")
+    ((gpu_ms, plan_ms, speedup),) = re.findall(r"^latency +(\S+) → (\S+) ms \((\S+)x\)", page, re.M)
+    ((token_ms, token_gpu_ms),) = re.findall(r"^ +token +(\S+) ms, on the GPU alone (\S+) ms", page, re.M)
+    token_speedup = float(token_gpu_ms) / float(token_ms)
+    rows = [
+        "| | GPU alone | GPU and PIM | speed-up | by |",
+        "|---|---|---|---|---|",
+        f"| mobilenet-v2, a CNN | {gpu_ms} ms | {plan_ms} ms | {speedup}x | `pimflow compile mobilenet-v2` |",
+        f"| tiny-lm, a language model, a token | {token_gpu_ms} ms | {token_ms} ms | {token_speedup:.3f}x | "
+        '`pimflow generate tiny-lm --prompt "The statement is"` |',
+    ]
+    return "\n".join(rows)
+
+
 def output(script: str, *arguments: str) -> str:
     """What a script of this folder prints, run in the repository; its stderr stays stderr."""
     command = [sys.executable, ROOT / "scripts" / script, *arguments]
@@ -73,6 +89,7 @@ def benches() -> str:
 FIGURES = {
     "install": (README, lambda: output("measure_install.py")),
     "compile": (README, lambda: compile_text("mobilenet-v2", report_text.summary)),
+    "first": (README, side_by_side),  # of what `compile` and scripts/bench_generate.py wrote
     "networks": (CONVENTIONS, lambda: output("compare_networks.py")),
     "results": (README, results),
     "launches": (CONVENTIONS, lambda: output("compare_networks.py", "--launches")),

@@ -69,14 +69,17 @@ class ZooGraphBuilder:
         source: str,
         channels: tuple[int, int],
         kernel: int,
-        stride: int = 1,
-        group: int = 1,
-        padding: int | None = None,
+        *,
         bias: bool = True,
+        **window: int,
     ) -> str:
-        """A square convolution from channels[1] to channels[0], with "same" padding unless given."""
+        """A square convolution from channels[1] to channels[0].
+
+        `window` may have ``stride``, ``group`` and ``padding``; the usual padding keeps the size at stride 1.
+        """
         out_channels, in_channels = channels
-        padding = kernel // 2 if padding is None else padding
+        stride, group = window.get("stride", 1), window.get("group", 1)
+        padding = window.get("padding", kernel // 2)
         dims = [(out_channels, in_channels // group, kernel, kernel), (out_channels,)]
         return self.add(
             "Conv",

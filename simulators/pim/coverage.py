@@ -495,7 +495,8 @@ def _row(node: Node) -> tuple[int, ...]:
         kind, count = (_WRBIAS, node.resumed) if isinstance(node, Wrbias) else (_READRES, 1)
         fixed, a, b = (kind, node.buffer, count, 1), node.pixel, node.channel
     kind, unit, count, columns = fixed
-    padding_a, padding_b = ((0,) * (MAX_DEPTH - len(operand.coefficients)) for operand in (a, b))
+    padding_a = (0,) * (MAX_DEPTH - len(a.coefficients))
+    padding_b = (0,) * (MAX_DEPTH - len(b.coefficients))
     return (
         kind,
         unit,

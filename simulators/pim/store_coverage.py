@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import (
-    Comp,
-    Readres,
-    Write,
-    command_leaves,
-)
+from pimflow.core.commands import Comp, Readres, Write
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.expansion import walk
 
@@ -53,8 +48,7 @@ class StoreCoverage:
 
 def is_store_only(program: PimProgram) -> bool:
     """Whether `program` only stores values: it has WRITEs, and neither COMPs nor READRESs."""
-    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
-    return Write in kinds and not kinds & {Comp, Readres}
+    return Write in program.command_kinds and not program.command_kinds & {Comp, Readres}
 
 
 def store_coverage(program: PimProgram) -> StoreCoverage:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pimflow.core.commands import MAX_DEPTH, GAct, Write, command_leaves
+from pimflow.core.commands import MAX_DEPTH, GAct, Write
 from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.hardware import PimSpec
@@ -97,8 +97,7 @@ def is_lockstep(program: PimProgram, spec: PimSpec) -> bool:
     """Whether one host issues the instructions of all channels; it does not if the program only WRITEs."""
     if not spec.has_single_host:
         return False
-    kinds = {type(node) for nodes in program.channels for node, _ in command_leaves(nodes, ())}
-    return not kinds <= {GAct, Write}
+    return not program.command_kinds <= {GAct, Write}
 
 
 def _opcode_positions(words: np.ndarray, target: int) -> Iterator[int]:

@@ -35,7 +35,7 @@ def section(text: str, heading: str) -> str:
 
 def test_every_command_file_is_listed():
     files = {path.stem for path in Path(commands.__file__).parent.rglob("*_command.py")}
-    assert files == {f"{name}_command" for name in NAMES}
+    assert files == {f"{name}_command".replace("-", "_") for name in NAMES}
     assert len(NAMES) == len(set(NAMES))
 
 

@@ -16,32 +16,10 @@ from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Profiling
 
-NETWORK = {
-    *(
-        "--shape",
-        "--batch",
-        "--context",
-        "--state",
-        "--fuse",
-        "--reorder",
-        "--decompose",
-        "--optimize-skips",
-        "--skip-criterion",
-    ),
-    "--fuse-activations",
-}
-GOAL = {
-    *(
-        "--objective",
-        "--solver",
-        "--search-seconds",
-        "--modes",
-        "--max-latency",
-        "--max-energy",
-        "--max-error",
-    ),
-    "--memory-budget",
-}
+NETWORK = {"--shape", "--batch", "--context", "--state", "--fuse", "--reorder", "--decompose"}
+NETWORK |= {"--optimize-skips", "--skip-criterion", "--fuse-activations"}
+GOAL = {"--objective", "--solver", "--search-seconds", "--modes", "--memory-budget"}
+GOAL |= {"--max-latency", "--max-energy", "--max-error"}
 LINES = {
     "compile": ["compile", "toy"],
     "timeline": ["timeline", "toy"],

@@ -11,11 +11,11 @@ from torch.utils import _pytree
 
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UsageError
 
 HEADS, SIZE, PLACES, VOCABULARY = 2, 16, 12, 61
 WIDTH = HEADS * SIZE
-PROMPT = [3, 14, 15]
+PROMPT, WINDOW = [3, 14, 15], 5
 
 
 class Cache:
@@ -46,7 +46,8 @@ class Decoder(torch.nn.Module):
             self.length.copy_(position_ids[0])
             place = torch.arange(1) + self.length
             key, value = self.keys.index_copy_(2, place, key), self.values.index_copy_(2, place, value)
-            mask = torch.arange(PLACES) <= place
+            places = torch.arange(PLACES)
+            mask = (places <= place) & (places > place - WINDOW)
         elif cache is not None:
             key, value = torch.cat([cache.key, key], 2), torch.cat([cache.value, value], 2)
         scores = query @ key.transpose(2, 3) / SIZE**0.5
@@ -56,13 +57,15 @@ class Decoder(torch.nn.Module):
         return logits if cache is None else (logits, Cache(key, value))
 
 
-def greedy_tokens(n: int) -> tuple[int, ...]:
-    """The next tokens, without a cache, by PyTorch itself."""
+def greedy_tokens(n: int, window: int) -> tuple[int, ...]:
+    """The next tokens, without a cache, by PyTorch itself; each attends to a window of the last ones."""
     decoder, sequence = Decoder(0).eval(), list(PROMPT)
     while len(sequence) < len(PROMPT) + n:
         places = torch.arange(len(sequence))
         with torch.no_grad():
-            logits = decoder(torch.tensor([sequence]), places, mask=places[:, None] >= places)
+            behind = places[:, None] - places
+            mask = (behind >= 0) & (behind < window)
+            logits = decoder(torch.tensor([sequence]), places, mask=mask)
         sequence.append(int(logits[0, -1].argmax()))
     return tuple(sequence[len(PROMPT) :])
 
@@ -96,7 +99,7 @@ def registered():
 
 @pytest.mark.parametrize("form", ["static", "dynamic"])
 def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tmp_path):
-    """Also if its cache is an object of a class that is not there when it is read."""
+    """Also if its cache is an object of a class that is not there when it is read, or has a window."""
     path, empty = tmp_path / "step.pt2", Cache(*(torch.zeros(1, HEADS, 3, SIZE) for _ in range(2)))
     program = (
         export(Decoder(PLACES).eval(), None, {})
@@ -106,9 +109,12 @@ def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tm
     torch.export.save(program, path)
     registered()
     generation = generate(path, tokens=PROMPT, n=4, modes="gpu")
-    assert generation.tokens == greedy_tokens(4) and generation.sure_tokens > 0
+    window = WINDOW if form == "static" else PLACES
+    assert generation.tokens == greedy_tokens(4, window) and generation.sure_tokens > 0
     assert generation.context == (PLACES if form == "static" else len(PROMPT) + 4)
     assert generation.kv_bytes_per_token == 2 * HEADS * SIZE * 2
+    with pytest.raises(UsageError, match="is a step of 1 sequence: give one prompt"):
+        generate(path, tokens=PROMPT, n=4, batch=2)
 
 
 def test_a_program_that_reads_unused_places_is_refused(registered, tmp_path):

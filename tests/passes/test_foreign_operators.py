@@ -34,6 +34,12 @@ def single(
 
 SEQUENCE = (2, 3, WIDTH)
 VECTOR, MATRIX = weight(WIDTH), weight(WIDTH, WIDTH)
+PROJECTION = {"w": weight(WIDTH, 3 * WIDTH), "b": weight(3 * WIDTH)}
+INTEGERS = {"q": np.arange(24, dtype="uint8").reshape(3, 8), "w": np.arange(40, dtype="int8").reshape(8, 5)}
+INTEGERS |= {"s": np.float32(0.02), "t": weight(5), "zero": np.uint8(7)}
+INTEGERS |= {"zeros": np.arange(5, dtype="int8"), "b": weight(5)}
+DYNAMIC = {"w": np.arange(40, dtype="uint8").reshape(8, 5), "s": np.float32(0.02), "z": np.uint8(9)}
+DYNAMIC |= {"b": weight(5)}
 FLOATS = {
     "BiasGelu": single("BiasGelu", "x b", SEQUENCE, {"b": VECTOR}),
     "Gelu": single("Gelu", "x", SEQUENCE),
@@ -58,52 +64,24 @@ FLOATS = {
     "FusedGemm": single(
         "FusedGemm", "x m b", (3, WIDTH), {"m": MATRIX, "b": VECTOR}, x=(3, WIDTH), activation="Relu"
     ),
-    "Attention": single(
-        "Attention", "x w b", SEQUENCE, {"w": weight(WIDTH, 3 * WIDTH), "b": weight(3 * WIDTH)}, num_heads=2
-    ),
+    "Attention": single("Attention", "x w b", SEQUENCE, PROJECTION, num_heads=2),
     "Attention of uneven sizes": single(
         *("Attention", "x w b", (2, 3, 4), {"w": weight(WIDTH, 20), "b": weight(20)}),
         num_heads=2,
         qkv_hidden_sizes=[8, 8, 4],
     ),
     "causal Attention": single(
-        *("Attention", "x w b", SEQUENCE, {"w": weight(WIDTH, 3 * WIDTH), "b": weight(3 * WIDTH)}),
-        num_heads=2,
-        unidirectional=1,
-        scale=0.5,
+        "Attention", "x w b", SEQUENCE, PROJECTION, num_heads=2, unidirectional=1, scale=0.5
     ),
     "Attention of lengths": single(
-        *("Attention", "x w b m", SEQUENCE),
-        {"w": weight(WIDTH, 24), "b": weight(24), "m": np.array([2, 3], "int32")},
-        num_heads=4,
+        "Attention", "x w b m", SEQUENCE, PROJECTION | {"m": np.array([2, 3], "int32")}, num_heads=4
     ),
     "Attention with a mask": single(
-        *("Attention", "x w b m", SEQUENCE),
-        {"w": weight(WIDTH, 24), "b": weight(24), "m": np.array([[1, 0, 1], [1, 1, 1]], "int32")},
+        *("Attention", "x w b m", SEQUENCE, PROJECTION | {"m": np.array([[1, 0, 1], [1, 1, 1]], "int32")}),
         num_heads=4,
     ),
-    "MatMulIntegerToFloat": single(
-        *("MatMulIntegerToFloat", "q w s t zero zeros b", (3, 5)),
-        {
-            "q": np.arange(24, dtype="uint8").reshape(3, 8),
-            "w": np.arange(40, dtype="int8").reshape(8, 5),
-            "s": np.float32(0.02),
-            "t": weight(5),
-            "zero": np.uint8(7),
-            "zeros": np.arange(5, dtype="int8"),
-            "b": weight(5),
-        },
-        x=(1,),
-    ),
-    "DynamicQuantizeMatMul": single(
-        *("DynamicQuantizeMatMul", "x w s z b", (2, 3, 5)),
-        {
-            "w": np.arange(40, dtype="uint8").reshape(8, 5),
-            "s": np.float32(0.02),
-            "z": np.uint8(9),
-            "b": weight(5),
-        },
-    ),
+    "MatMulIntegerToFloat": single("MatMulIntegerToFloat", "q w s t zero zeros b", (3, 5), INTEGERS, x=(1,)),
+    "DynamicQuantizeMatMul": single("DynamicQuantizeMatMul", "x w s z b", (2, 3, 5), DYNAMIC),
     "Scaler": single("Scaler", "x", (3, 2), domain=LEARNING, x=(3, 2), offset=[0.5, 1.0], scale=[2.0, 3.0]),
     "Normalizer": single("Normalizer", "x", (3, 4), domain=LEARNING, x=(3, 4), norm="L2"),
     "Normalizer by maxima": single("Normalizer", "x", (3, 4), domain=LEARNING, x=(3, 4), norm="MAX"),

@@ -233,7 +233,7 @@ OTHERS = {
 @pytest.mark.parametrize("changes", [{}, OTHERS], ids=["as it is", "all else"])
 def test_the_command_to_compile_again_asks_for_the_same(toy, tmp_path, report, changes):
     shutil.copytree(toy[0], tmp_path / "toy")
-    changed = report | changes | ({"objective": "energy", "modes": ["gpu", "pim"]} if changes else {})
+    changed = report | changes | ({"objective": "energy", "modes": ["gpu", "split"]} if changes else {})
     (tmp_path / "toy" / "report.json").write_text(json.dumps(changed))
     text = html.unescape(render_page(tmp_path / "toy").decode())
     (line,) = re.findall(r"pimflow (compile toy .*) -o toy", text)

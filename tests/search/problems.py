@@ -264,6 +264,36 @@ def shared_channel_problems(draw, spread: bool = True, copied: bool = False, **p
     )
 
 
+@st.composite
+def view_problems(draw, problem):
+    """The same where some regions show what another stores, and lie where that does."""
+    graph, table = draw(problem)
+    drawn = draw(st.sets(st.sampled_from([region.name for region in graph.regions])))
+    read = {r.name: r.inputs[0] for r in graph.regions if r.name in drawn and len(r.inputs) == 1}
+    read = {name: source for name, source in read.items() if source in graph.readers}
+    regions = tuple(replace(region, is_view=region.name in read) for region in graph.regions)
+    candidates, transforms = dict(table.candidates), dict(table.transforms)
+    for name, source in read.items():
+        places = (IN_GPU_CHANNELS, IN_ALL_CHANNELS) if transforms else (IN_GPU_CHANNELS,)
+        views = [
+            Candidate(
+                name=f"VIEW {place.channels}",
+                covers=(name,),
+                rewrite=OPERATOR_KERNELS,
+                tasks=(),
+                input=replace(place, reader=name),
+                output=place,
+                fuses_epilogue=False,
+            )
+            for place in places
+        ]
+        candidates[name] = (*views, *(c for c in candidates[name] if len(c.covers) > 1))
+        if transforms:
+            for place, view in zip(reversed(places), views):
+                transforms[source, place, view.input] = EdgeCost(possible=False)
+    return replace(graph, regions=regions), replace(table, candidates=candidates, transforms=transforms)
+
+
 def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
     """Every way to do each region once, and what is begun in one form in that form."""
     names = [region.name for region in graph.regions]

@@ -18,6 +18,7 @@ from problems import (
     longest_path_ns,
     problems,
     shared_channel_problems,
+    view_problems,
 )
 
 from pimflow.core.candidate import Candidate, CostTable, Footprint, Task
@@ -46,6 +47,8 @@ KINDS = {
     "launches ahead": launch_ahead_problems(problems(max_regions=4)),
     "launches ahead, chain": launch_ahead_problems(problems(max_regions=5, chain=True)),
     "launches ahead, shared channels": launch_ahead_problems(shared_channel_problems(max_regions=3)),
+    "views": view_problems(shared_channel_problems(max_regions=5)),
+    "views, launches ahead": launch_ahead_problems(view_problems(shared_channel_problems(max_regions=4))),
     "wide": problems(inputs=WIDE, fused=False),
     "wide, shared channels": shared_channel_problems(inputs=WIDE, fused=False),
 }

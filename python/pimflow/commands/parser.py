@@ -25,7 +25,7 @@ from pimflow.commands.primitives import select_command
 from pimflow.commands.profile import profile_command
 from pimflow.commands.run import run_command
 from pimflow.commands.simulate import compare_simulator_command, simulate_command, trace_command
-from pimflow.commands.sweep import sweep_command
+from pimflow.commands.sweep import best_command, sweep_command
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 
 # Each command is a module ``NAME_command`` with `SUMMARY`, `add_arguments` and `run`.
@@ -34,7 +34,7 @@ GROUPS = (
         "compile a network and run it",
         (compile_command, run_command, generate_command, report_command, compare_command),
     ),
-    ("ask what a system would do", (profile_command, sweep_command, timeline_command)),
+    ("ask what a system would do", (profile_command, sweep_command, best_command, timeline_command)),
     (
         "change a network, plan its memory and its layers",
         (decompose_command, memory_command, fuse_command, select_command),

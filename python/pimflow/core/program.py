@@ -190,8 +190,27 @@ class PimProgram:
     @functools.cached_property
     def resumes(self) -> bool:
         """Whether partial sums are read, and resumed later by a WRBIAS."""
-        command_nodes = (node for nodes in self.channels for node, _ in command_leaves(nodes, ()))
-        return any(isinstance(node, Wrbias) and node.resumed for node in command_nodes)
+        return any(isinstance(node, Wrbias) and node.resumed for _, node, _ in self._distinct_commands)
+
+    @functools.cached_property
+    def command_kinds(self) -> frozenset[type[CommandNode]]:
+        """The kinds of its commands."""
+        return frozenset(type(node) for _, node, _ in self._distinct_commands)
+
+    @functools.cached_property
+    def _distinct_commands(self) -> tuple[tuple[int, CommandNode, tuple[int, ...]], ...]:
+        """Commands in loops of different extents, each with its first channel and these extents.
+
+        Channels have most of their commands in common. Raises `ValueError` for an invalid loop.
+        """
+        distinct: dict[tuple[int, tuple[int, ...]], tuple[int, CommandNode, tuple[int, ...]]] = {}
+        for channel, nodes in enumerate(self.channels):
+            try:
+                for node, extents in command_leaves(nodes, ()):
+                    distinct.setdefault((id(node), extents), (channel, node, extents))
+            except ValueError as error:
+                raise ValueError(f"channel {channel}: {error}") from None
+        return tuple(distinct.values())
 
     @property
     def sets_latches(self) -> bool:
@@ -250,8 +269,9 @@ class PimProgram:
         return tuple(streams[id(nodes)] for nodes in self.channels)
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields without cached words, to keep pickles between processes small."""
-        return {name: value for name, value in vars(self).items() if name != "_channel_words"}
+        """The fields without cached words and commands, to keep pickles between processes small."""
+        cached = ("_channel_words", "_distinct_commands")
+        return {name: value for name, value in vars(self).items() if name not in cached}
 
     def program_words(self) -> tuple[np.ndarray, np.ndarray]:
         """The `channel_words` words of all channels in one array, and their offsets, [channels + 1]."""
@@ -371,15 +391,11 @@ class PimProgram:
             raise ValueError(f"pixels [{self.pixel_begin}, {self.pixel_end}) are not in the output")
         if not 1 <= len(self.channels) <= MAX_CHANNELS:
             raise ValueError(f"{len(self.channels)} channels; a program has 1 to {MAX_CHANNELS}")
-        valid_nodes: set[tuple[int, tuple[int, ...]]] = set()  # channels have most commands in common
-        for index, nodes in enumerate(self.channels):
+        for channel, node, extents in self._distinct_commands:
             try:
-                for node, extents in command_leaves(nodes, ()):
-                    if (id(node), extents) not in valid_nodes:
-                        self._validate_node(node, extents)
-                        valid_nodes.add((id(node), extents))
+                self._validate_node(node, extents)
             except ValueError as error:
-                raise ValueError(f"channel {index}: {error}") from None
+                raise ValueError(f"channel {channel}: {error}") from None
 
     def _validate_texts(self) -> None:
         for name in ("region", "pim", "schedule", "pim_digest"):

@@ -56,6 +56,8 @@ class ExportedDecoder(ABC):
         Names of the outputs.
     logits : str
         Name of the output with logits.
+    max_batch : int or None
+        Largest number of sequences; None if any.
     """
 
     model: Source
@@ -73,6 +75,7 @@ class ExportedDecoder(ABC):
     ranks: dict[str, int]
     outputs: tuple[str, ...]
     logits: str = LOGITS
+    max_batch: int | None = None
 
     @property
     def kv_elements(self) -> int:

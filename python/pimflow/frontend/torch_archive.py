@@ -27,7 +27,10 @@ _TENSORS = ("weight_", "tensor_")  # records of weights and of constants; others
 _ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # every `torch.load` reads it
 
 # Operators: those of the dispatcher by namespace, name and overload; those of numbers by name.
-_OPERATOR = re.compile(r"torch\.ops(\.(?!__)\w+){2,3}|(_operator|math)\.(?!_)\w+|torch\.(sym_\w+|_sym_\w+)")
+_OPERATOR = re.compile(
+    r"torch\.ops(\.(?!__)\w+){2,3}|(_operator|math)\.(?!_)\w+|torch\.(sym_\w+|_sym_\w+)"
+    r"|torch\.ops\.aten\.__(and|or|xor|lshift|rshift)__\.\w+"
+)
 _PYTHON_SIDE = ("torch.ops.load_library", "torch.ops.loaded_libraries", "torch.ops.import_module")
 # Expressions of sizes: symbols such as s0, numbers, and these functions; only small powers.
 _SYMBOL = re.compile(r"Symbol\('[a-z]+\d+'(, [a-z_]+=(True|False))*\)|\b[a-z]{1,8}\d+\b")

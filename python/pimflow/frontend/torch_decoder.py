@@ -103,16 +103,17 @@ def open_decoder(path: str | os.PathLike[str]) -> TorchDecoder:
         ranks={name: len(dims[name]) for name in inputs},
         outputs=tuple(outputs),
         logits=logits,
+        max_batch=1,
     )
 
 
 def _role(program: TorchProgram, value: onnx.ValueInfoProto, where: str) -> str:
     """What an input that is no cache is for; raises `ModelError` if that is unknown."""
     name, rank = value.name, len(zoo.dims_of(value) or ())
-    if name in program.buffers:
-        if program.reads(name):
-            raise ModelError(f"{where}: has a state '{program.buffers[name]}' that is no cache of attention")
+    if not program.reads(name):
         return UNREAD
+    if name in program.buffers:
+        raise ModelError(f"{where}: has a state '{program.buffers[name]}' that is no cache of attention")
     is_integer = _dtype(value).kind in "iub"
     for role, words in _WORDS.items():
         if is_integer and rank in _RANKS[role] and any(word in name for word in words):

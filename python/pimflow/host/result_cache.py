@@ -9,7 +9,6 @@ the file can write seals. A value that is damaged, or not a valid result, is com
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -17,7 +16,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +230,7 @@ class CacheSize:
 
 def _fields(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, not copied as `dataclasses.asdict` does; raises `TypeError` for others."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _seal(digest: str, value: str) -> str:

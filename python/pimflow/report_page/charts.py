@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import Resource
+from pimflow.core.rewrite import Mode
 from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
@@ -353,7 +354,7 @@ def roofline(points: Sequence[Mapping[str, object]], rooflines: Mapping[str, Map
         "title": "MACs per ns",
     }
     modes = list(dict.fromkeys(str(point["mode"]) for point in points))
-    colours = {"GPU": COLOURS["gpu"], "PIM": COLOURS["pim"]}
+    colours = {Mode.GPU.value: COLOURS["gpu"], Mode.PIM.value: COLOURS["pim"]}
     palette = iter((COLOURS["crossbar"], COLOURS["host"], *PALETTE))
     ranges = [colours.get(mode) or next(palette) for mode in modes]
     devices = list(dict.fromkeys(str(line["device"]) for line in lines))

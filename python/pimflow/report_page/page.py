@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pimflow.core.rewrite import Mode
 from pimflow.host.charts import chart
 from pimflow.memory.plot import pool_view
 from pimflow.placement.solvers.evaluate import STATIC
@@ -334,7 +335,7 @@ def _network(page: Page, report: dict[str, Any]) -> Iterator[str]:
 
 def _mode_class(mode: str) -> str:
     """The class of a mode in the style."""
-    return {"GPU": "on-gpu", "PIM": "on-pim"}.get(mode, "on-both")
+    return {Mode.GPU: "on-gpu", Mode.PIM: "on-pim"}.get(Mode(mode), "on-both")
 
 
 def _roofline(page: Page, report: dict[str, Any]) -> Iterator[str]:
@@ -534,10 +535,10 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         "--dtype": report["dtype"],
         "--accounting": report["accounting"],
         "--timing": report["timing"],
-        "--scheduling": report["scheduling"],
+        **({"--scheduling": report["scheduling"]} if {*report["modes"]} - {"gpu"} else {}),
         "--copies": report["copies"],
         "--padding": report["padding"],
-        "--splits": report["splits"],
+        **({"--splits": report["splits"]} if "split" in report["modes"] else {}),
         "--channel-sharing": report["channel_sharing"],
         "--launches": report["launches"],
         **({"--weights": "streamed", "--copy-ahead": report["copy_ahead"]} if _streams(report) else {}),

@@ -177,7 +177,7 @@ def generate(
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
-    batch = _sequences(len(prompts), options.batch)
+    batch = _sequences(language, len(prompts), options.batch)
     search_request = SearchRequest.from_arguments(system, **keywords).validate()
     search_request.system.require_network_dtype()
     job = GenerationJob(
@@ -200,13 +200,18 @@ def generate(
     return _TokenGenerator(job).generate()
 
 
-def _sequences(prompts: int, batch: int) -> int:
-    """Number of sequences in a batch; raises `UsageError` if prompts and batch do not fit."""
+def _sequences(language: LanguageModel, prompts: int, batch: int) -> int:
+    """Number of sequences in a batch; raises `UsageError` if prompts, batch and model do not fit."""
     if batch < 1:
         raise UsageError(f"--batch {batch}: give 1 or more")
     if prompts > 1 and batch not in (1, prompts):
         raise UsageError(f"--batch {batch}: each of {prompts} prompts is one sequence; leave it out")
-    return max(prompts, batch)
+    sequences = max(prompts, batch)
+    if language.max_batch is not None and sequences > language.max_batch:
+        raise UsageError(
+            f"'{language.name}' is a step of {language.max_batch} sequence: give one prompt, and no --batch"
+        )
+    return sequences
 
 
 def _context(language: LanguageModel, prompt: int, n: int, context: int | None) -> int:

@@ -80,6 +80,8 @@ class LanguageModel:
         Whether the graph of a step takes one token only: then prompts run token by token.
     fixed_context : int, optional
         Of a model whose cache has a fixed length: that length, and the step's token.
+    max_batch : int or None
+        Largest number of sequences; None if any.
     min_cache : int
         Smallest number of cache places, in use or not, that a step needs.
     error_hint : str
@@ -103,6 +105,7 @@ class LanguageModel:
     decoder: Decoder | None = None
     by_token: bool = False
     fixed_context: int | None = None
+    max_batch: int | None = None
     min_cache: int = 0
     error_hint: str = ""
 
@@ -310,6 +313,7 @@ def _from_exported(decoder: ExportedDecoder) -> LanguageModel:
         weights="of the file",
         roles=decoder.roles,
         logits=decoder.logits,
+        max_batch=decoder.max_batch,
         min_cache=1,
         error_hint=""
         if has_positions

@@ -25,7 +25,8 @@ from pimflow.commands.shared.search_arguments import (
 )
 from pimflow.commands.sweep.options import MAX_POINTS
 from pimflow.commands.sweep.sweep_chart import design_space
-from pimflow.commands.sweep.sweep_rows import SweepFigures, SweepRow
+from pimflow.commands.sweep.sweep_page import render_sweep
+from pimflow.commands.sweep.sweep_rows import ROWS, SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.options import require_type
@@ -42,7 +43,7 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
-ROWS, TABLE = "sweep.json", "sweep.csv"
+TABLE = "sweep.csv"
 # The values of settings, and the system that has them.
 SystemSettings = tuple[tuple[tuple[str, Value], ...], System]
 
@@ -277,8 +278,9 @@ def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force:
     picture = design_space(rows)
     with new_directory(directory, KIND, force=force) as folder:
         (folder / TABLE).write_bytes(_csv(written))
-        for suffix in (".html", ".svg") if pictures.can_render_images() else (".html",):
-            (folder / f"sweep{suffix}").write_bytes(pictures.render(picture, suffix, "design space"))
+        (folder / "sweep.html").write_bytes(render_sweep(rows))
+        if pictures.can_render_images():
+            (folder / "sweep.svg").write_bytes(pictures.render(picture, ".svg", "design space"))
         (folder / ROWS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ from pimflow.hardware import System
 from pimflow.hardware.settings import Value
 from pimflow.placement import SearchResult
 
+ROWS = "sweep.json"  # the file of a sweep
 # Settings that are not of a design.
 CONVENTIONS = [name for name, declaration in declarations(System).items() if declaration.is_convention]
 

@@ -105,14 +105,14 @@ class PlainKernels:
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
-            apart: Any = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
-            kernels = _tiled_functions(apart(grouped), tirx.PrimFunc).values() if groups else ()
+            tile = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
+            apart = tvm.transform.Sequential([tile])(grouped) if groups else tvm.IRModule()
         return cls(
             module=module,
             target=resolved,
             multiprocessors=system.gpu.sms,
             groups=groups,
-            with_gaps={_symbol(kernel): kernel for kernel in kernels},
+            with_gaps={_symbol(func): func for func in _tiled_functions(apart, tirx.PrimFunc).values()},
             constants=_constants(module),
         )
 

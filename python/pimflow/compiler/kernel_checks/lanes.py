@@ -338,7 +338,7 @@ class KernelExecution(FragmentCalls):
         if name == "call_extern" and call.args[0].value == "__syncwarp":
             return self._warp_barrier
         if self.addresses_only:
-            self._no_reads_back(call)
+            self._require_no_results(call)
             return None
         make = getattr(self, f"_call_{name}", None)
         if make is None:
@@ -346,7 +346,7 @@ class KernelExecution(FragmentCalls):
         statement: Statement = make(*call.args)
         return statement
 
-    def _no_reads_back(self, call: ir.Call) -> None:
+    def _require_no_results(self, call: ir.Call) -> None:
         """Raise `UnsupportedOpError` for a call that accesses global memory that the launch writes."""
         for load in nodes(call, ir.TensorLoad):
             if self._is_written(self._views[load.source]):

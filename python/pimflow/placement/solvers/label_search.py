@@ -111,7 +111,7 @@ def search(problem: PlacementProblem, query: SearchQuery) -> Labels:
     return Labels(
         plans=tuple(
             Label(
-                candidates=tuple(problem.candidates[int(number)] for number in plan["candidates"]),
+                candidates=problem.plan(plan["candidates"]),
                 latency_ns=plan["latency_ns"],
                 pool_bytes=plan["pool_bytes"],
                 values=tuple(plan["values"]),

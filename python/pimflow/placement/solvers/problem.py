@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
+from pimflow.core.candidate import Candidate, CostTable, Task
 from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
 from pimflow.placement.solvers import plan_state
+from pimflow.placement.solvers.arrays import Arrays
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
+from pimflow.placement.solvers.reads import Reads, Transform
+from pimflow.placement.solvers.view_aliases import ViewAliases
 
 _problem = native.get("pimflow.placement.problem")
 _HEADER = native.Record("pimflow.placement.problem_header")
@@ -30,108 +31,10 @@ _HEADER = native.Record("pimflow.placement.problem_header")
 ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
 
 
-class _Arrays:
-    """Columns of numbers by name, filled number by number; a column of offsets begins with 0."""
-
-    def __init__(self) -> None:
-        self.integers: defaultdict[str, list[int]] = defaultdict(list)
-        self.reals: defaultdict[str, list[float]] = defaultdict(list)
-        self._columns: defaultdict[str, dict[str, list[float]]] = defaultdict(dict)
-
-    def append(self, prefix: str, **numbers: float) -> None:
-        """Append an integer, or a real number where the name ends in its unit, to each column."""
-        columns = self._columns[prefix]
-        for name, number in numbers.items():
-            if name not in columns:
-                real = name.rpartition("_")[2] in ("ns", "pj", "bytes", "error")
-                columns[name] = (self.reals if real else self.integers)[f"{prefix}_{name}"]  # type: ignore[assignment]
-            columns[name].append(number)
-
-    def end_row(self, offsets: str, column: str) -> None:
-        """Append to `offsets` where the next row of `column` begins."""
-        begins = self.integers[offsets]
-        if not begins:
-            begins.append(0)
-        begins.append(len(self.integers[column]))
-
-    def tensors(self) -> dict[str, Any]:
-        """The columns as tensors of tvm-ffi."""
-        import tvm_ffi
-
-        columns = {name: np.array(values, np.int64) for name, values in self.integers.items()}
-        columns |= {name: np.array(values, np.float64) for name, values in self.reals.items()}
-        return {name: tvm_ffi.from_dlpack(column) for name, column in columns.items()}
-
-
-@dataclass(frozen=True)
-class _Transform:
-    """The cost for a group of reading a tensor in a layout."""
-
-    is_possible: bool = True
-    task: Task | None = None
-
-    @classmethod
-    def from_edge(cls, edge: EdgeCost) -> _Transform:
-        """The transform of an edge; raises `AssertionError` if it holds several resources."""
-        if edge.task is not None and edge.task.also:
-            raise AssertionError(f"transform {edge.task.label} holds several resources")
-        return cls(edge.possible, edge.task)
-
-    @property
-    def ns(self) -> float:
-        return self.task.duration_ns if self.task else 0.0
-
-    @property
-    def pj(self) -> float:
-        return self.task.energy_pj if self.task else 0.0
-
-    @property
-    def is_copy(self) -> bool:
-        return bool(self.task and self.task.launched)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Reads:
-    """What the candidates of a group read.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Regions and graph inputs, the first operand first.
-    regions : list of str
-        The regions among them.
-    results : set of str
-        Regions whose results are read, not only tensors kept beside them.
-    late : frozenset of str
-        Those that no task waits for (`plan_state.late_inputs`).
-    deferrable : list of str
-        Regions whose epilogue may be deferred to these candidates.
-    addends : set of str
-        What the candidates' own deferred epilogue adds.
-    input_transforms, result_transforms : dict
-        By graph input, the cost of reading it; by region, that for each placement of its result.
-    """
-
-    names: tuple[str, ...]
-    regions: list[str]
-    results: set[str]
-    late: frozenset[str]
-    deferrable: list[str]
-    addends: set[str]
-    input_transforms: dict[str, _Transform]
-    result_transforms: dict[str, list[_Transform]]
-
-    def transform_resource(self, name: str) -> str:
-        """The resource of all transforms for candidate `name`; empty without any."""
-        transforms = itertools.chain(self.input_transforms.values(), *self.result_transforms.values())
-        resources = {transform.task.resource for transform in transforms if transform.task}
-        if len(resources) > 1:
-            raise AssertionError(f"transforms for '{name}' run on several resources: {sorted(resources)}")
-        return next(iter(resources), "")
-
-
 class PlacementProblem:
     """The problem of a graph and its cost table.
+
+    Views that are read as their sources (`view_aliases`) are no part of it.
 
     Attributes
     ----------
@@ -145,11 +48,13 @@ class PlacementProblem:
         self.graph, self.table, self.memory = graph, table, memory
         self.candidates: list[Candidate] = []
         self._row_bytes = row_size_bytes
-        self._order = {region.name: position for position, region in enumerate(graph.regions)}
+        self._aliases = ViewAliases.from_table(graph, table)
+        stored = (region.name for region in graph.regions if region.name not in self._aliases.sources)
+        self._order = {name: position for position, name in enumerate(stored)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
         # By region, the numbers of (placement, bytes) of its result; bytes are None if they are the graph's.
         self._results: dict[str, dict[_Result, int]] = {
-            name: {(IN_GPU_CHANNELS, None): 0} for name in self._order
+            name: {(IN_GPU_CHANNELS, None): 0} for name in graph.readers
         }
         self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
         self._can_defer: set[str] = set()
@@ -169,10 +74,12 @@ class PlacementProblem:
         """The problem in C++."""
         import tvm_ffi
 
-        arrays = _Arrays()
+        arrays = Arrays()
         self._append_regions(arrays)
         transitions = _Transitions(self, arrays)
-        for position, region in enumerate(self.graph.regions):
+        for index, region in enumerate(self.graph.regions):
+            if region.name not in self._order:
+                continue
             groups: dict[object, list[Candidate]] = {}
             for candidate in self.table.candidates[region.name]:
                 overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
@@ -184,7 +91,7 @@ class PlacementProblem:
                 )
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
-                self._append_group(arrays, transitions, position, group)
+                self._append_group(arrays, transitions, index, group)
         switch = self.table.switch.task
         resources = self._resources
         header = _HEADER.row(
@@ -205,13 +112,16 @@ class PlacementProblem:
             arrays.reals[name] += []
         return _problem(tvm_ffi.from_dlpack(header), arrays.tensors())
 
-    def _append_regions(self, arrays: _Arrays) -> None:
+    def _append_regions(self, arrays: Arrays) -> None:
         lives = {life.name: life for life in self.memory.liveness.lifetimes}
         aliases: dict[str, int] = {}
         arrays.integers["region_reader_begin"] = [0]
         arrays.integers["region_layout_begin"] = [0]
+        ends = [0, *itertools.accumulate(region.name in self._order for region in self.graph.regions)]
         for region in self.graph.regions:
-            readers = sorted({self._order[name] for name in self.graph.readers[region.name]})
+            if region.name not in self._order:
+                continue
+            readers = sorted({self._order[name] for name in self._aliases.readers(region.name)})
             arrays.integers["reader"] += readers
             arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
             life = lives.get(region.name)
@@ -220,7 +130,7 @@ class PlacementProblem:
                 size = stored_bytes if changed_bytes is None else changed_bytes
                 arrays.append("layout", set=_SETS.index(placement.channels), bytes=size)
             arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
-            end = -1 if life is None else len(self._order) + 1 if life.pinned else life.end
+            end = -1 if life is None else len(self._order) + 1 if life.pinned else ends[life.end]
             arrays.append(
                 "region",
                 can_defer=int(region.name in self._can_defer),
@@ -231,14 +141,22 @@ class PlacementProblem:
             )
 
     def _append_group(
-        self, arrays: _Arrays, transitions: _Transitions, position: int, group: Sequence[Candidate]
+        self, arrays: Arrays, transitions: _Transitions, index: int, group: Sequence[Candidate]
     ) -> None:
-        """Append the group of candidates that behave alike in every state, and begin at `position`."""
+        """Append the group of candidates that behave alike in every state, from region number `index` on."""
         graph, representative = self.graph, group[0]
-        previous = graph.regions[position - 1].name if position else ""
+        previous = graph.regions[index - 1].name if index else ""
         reads = self._reads(representative)
         resource = reads.transform_resource(representative.name)
-        continues = position > 0 and graph.region(representative.covers[0]).first_result_input == previous
+        continues = (
+            previous in self._order and graph.region(representative.covers[0]).first_result_input == previous
+        )
+        # A view cannot be done while an alternative is open.
+        is_dead_end = representative.leaves_open and self._aliases.begins_at(
+            index + len(representative.covers)
+        )
+        input_transforms = reads.input_transforms.values()
+        position = self._order[representative.covers[0]]
         uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
         arrays.append(
             "group",
@@ -252,17 +170,17 @@ class PlacementProblem:
             defers_epilogue=int(bool(representative.deferred_epilogue)),
             keeps_submission_open=int(representative.keeps_submission_open),
             continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
-            is_possible=int(all(transform.is_possible for transform in reads.input_transforms.values())),
+            is_possible=int(not is_dead_end and all(transform.is_possible for transform in input_transforms)),
             fuses_regions=int(representative.fuses_regions),
             leaves_partial_sum=int(representative.defers_partial_sum),
             fuses_epilogue=int(representative.fuses_epilogue),
-            reads_previous=int(position == 0 or previous in reads.names),
+            reads_previous=int(position == 0 or self._aliases.reads_previous(index, reads.names)),
             previous_is_late=int(previous in reads.late),
             transform_resource=self._resources[resource] if resource else -1,
-            transform_ns=sum(transform.ns for transform in reads.input_transforms.values()),
-            transform_pj=sum(transform.pj for transform in reads.input_transforms.values()),
+            transform_ns=sum(transform.ns for transform in input_transforms),
+            transform_pj=sum(transform.pj for transform in input_transforms),
         )
-        self._append_operands(arrays, reads, position)
+        self._append_operands(arrays, reads, index)
         arrays.integers["inner_addend"] += sorted(
             self._order[name] for name in reads.addends.intersection(representative.covers)
         )
@@ -274,13 +192,16 @@ class PlacementProblem:
         for offsets, column in _OFFSETS.items():
             arrays.end_row(offsets, column)
 
-    def _reads(self, candidate: Candidate) -> _Reads:
+    def _reads(self, candidate: Candidate) -> Reads:
         """What a candidate reads, and what it costs to read it."""
         names = tuple(dict.fromkeys(plan_state.candidate_inputs(self.graph, candidate)))
         results = set(plan_state.results_read(self.graph, candidate))
-        regions = [name for name in names if name in self._order]
+        regions = defaultdict[str, list[str]](list)
+        for name in names:
+            if (source := self._aliases.source(name)) in self._order:
+                regions[source].append(name)
         last = self.graph.region(candidate.covers[-1])
-        return _Reads(
+        return Reads(
             names=names,
             regions=regions,
             results=results,
@@ -290,37 +211,42 @@ class PlacementProblem:
             input_transforms={
                 name: self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
                 for name in names
-                if name not in self._order
+                if name.startswith("%")
             },
             result_transforms={
-                name: [self._transform(name, placement, candidate) for placement, _ in self._results[name]]
-                for name in regions
+                region: [
+                    functools.reduce(
+                        operator.add, (self._result_transform(name, placement, candidate) for name in read)
+                    )
+                    for placement, _ in self._results[region]
+                ]
+                for region, read in regions.items()
             },
         )
 
-    def _append_operands(self, arrays: _Arrays, reads: _Reads, position: int) -> None:
+    def _append_operands(self, arrays: Arrays, reads: Reads, index: int) -> None:
         for name, transform in reads.input_transforms.items():
             if transform.is_copy:
                 size = self.memory.size_bytes(name)
                 arrays.append("input_copy", order=reads.names.index(name), bytes=size)
-        for name in reads.regions:
+        for name, read_names in reads.regions.items():
             deferrable, transforms = reads.deferrable, reads.result_transforms[name]
             arrays.append(
                 "operand",
                 region=self._order[name],
-                order=reads.names.index(name),
-                is_late=int(name in reads.late),
-                is_result=int(name in reads.results),
+                order=reads.names.index(read_names[0]),
+                is_late=int(reads.late.issuperset(read_names)),
+                is_result=int(not reads.results.isdisjoint(read_names)),
                 is_addend=int(name in reads.addends),
                 deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives_source=int(self.memory.copy_bytes(name, position) > 0),
+                copy_outlives_source=int(self.memory.copy_bytes(name, index) > 0),
             )
             arrays.integers["access_is_possible"] += [int(transform.is_possible) for transform in transforms]
             arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms]
             arrays.reals["access_ns"] += [transform.ns for transform in transforms]
             arrays.reals["access_pj"] += [transform.pj for transform in transforms]
 
-    def _append_candidate(self, arrays: _Arrays, candidate: Candidate) -> None:
+    def _append_candidate(self, arrays: Arrays, candidate: Candidate) -> None:
         self.candidates.append(candidate)
         arrays.append(
             "candidate",
@@ -340,7 +266,7 @@ class PlacementProblem:
             )
         arrays.end_row("candidate_step_begin", "step_reads")
 
-    def _append_tasks(self, arrays: _Arrays, name: str, tasks: Iterable[Task]) -> None:
+    def _append_tasks(self, arrays: Arrays, name: str, tasks: Iterable[Task]) -> None:
         columns, reals = arrays.integers, arrays.reals
         begins = columns[f"{name}_after_begin"]
         if not begins:
@@ -360,10 +286,19 @@ class PlacementProblem:
             reals[f"{name}_execution_ns"].append(task.execution_ns)
             reals[f"{name}_energy_pj"].append(task.energy_pj)
 
-    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> _Transform:
+    def plan(self, numbers: Iterable[int]) -> tuple[Candidate, ...]:
+        """The plan with the candidates of these numbers, in order."""
+        return self._aliases.with_views([self.candidates[number] for number in numbers])
+
+    def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> Transform:
+        """The transform for `reader` of a result, or a view of it, if the result lies at `placement`."""
+        actual = self._aliases.placement(name, placement)
+        return Transform(is_possible=False) if actual is None else self._transform(name, actual, reader)
+
+    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> Transform:
         if not self.table.transforms or placement == reader.input:
             return _NO_TRANSFORM
-        return _Transform.from_edge(self.table.transform(tensor, placement, reader.input))
+        return Transform.from_edge(self.table.transform(tensor, placement, reader.input))
 
     @staticmethod
     def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
@@ -372,7 +307,7 @@ class PlacementProblem:
         return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
-_NO_TRANSFORM = _Transform()
+_NO_TRANSFORM = Transform()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++
 _OPERAND = (
@@ -392,7 +327,7 @@ _OFFSETS = {
 class _Transitions:
     """The tasks of transitions between candidates, each stored once."""
 
-    def __init__(self, problem: PlacementProblem, arrays: _Arrays):
+    def __init__(self, problem: PlacementProblem, arrays: Arrays):
         self.problem, self.arrays = problem, arrays
         self._numbers: dict[int, int] = {}
 

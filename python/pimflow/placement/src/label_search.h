@@ -206,6 +206,7 @@ class LabelSearch {
   void KeepLabels(Bucket& bucket, const std::vector<char>& is_kept) const;
   static void MoveLabel(Bucket& bucket, size_t from, size_t to);
   static void Truncate(Bucket& bucket, size_t count);
+  bool CanBeRead(const Key& key) const;
   bool MakeTransition(const Bucket& bucket, const Group& group, GroupTransition& transition);
   void ExpandBucket(int position, const Bucket& bucket);
   void ExpandLabel(const Bucket& bucket, size_t label, GroupExpansion& expansion);

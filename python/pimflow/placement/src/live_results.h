@@ -33,6 +33,7 @@ struct LiveResult {
   int region;                   // where something is deferred, else -1
   std::vector<Access> by_group;  // groups that begin at `position`; empty if it is only stored until then
   int shape = 0;
+  bool restricts = false;  // some groups cannot read it
   // If memory counts: the position from which on it is dead, its alias class, its set of channels.
   int live_end = 0, alias = -1, set = 0;
   bool is_addend = false;  // kept for a deferred epilogue once it is dead

@@ -145,6 +145,31 @@ class LabelSearch::TransitionBuilder {
   std::map<std::pair<int, int>, AliasClass> alias_classes_;  // by set and alias
 };
 
+/*! \brief Whether at each position some group can read all live results as they lie: such as all parts of one view. */
+bool LabelSearch::CanBeRead(const Key& key) const {
+  std::vector<std::pair<int, ResultId>> reads;
+  for (size_t i = 1; i < key.size(); ++i) {
+    if (i > 1 && key[i] == key[i - 1]) continue;
+    for (ResultId id = key[i]; id; id = live_[id].next) {
+      if (live_[id].restricts) reads.emplace_back(live_[id].position, id);
+    }
+  }
+  std::sort(reads.begin(), reads.end());
+  for (auto begin = reads.begin(), end = begin; begin != reads.end(); begin = end) {
+    const int position = begin->first;
+    while (end != reads.end() && end->first == position) ++end;
+    const auto can_read = [&](const Group& group) {
+      return std::none_of(begin, end, [&](const auto& read) {
+        const Access& access = live_[read.second].by_group[group.number];
+        return access.reads && !access.is_possible;
+      });
+    };
+    const auto& groups = problem_.groups[position];
+    if (!is_straddled_[position] && std::none_of(groups.begin(), groups.end(), can_read)) return false;
+  }
+  return true;
+}
+
 bool LabelSearch::MakeTransition(const Bucket& bucket, const Group& group, GroupTransition& transition) {
   for (int i = 0; i < bucket.slots; ++i) {
     const Access* access = FindAccess(live_[bucket.key[1 + i]], group);
@@ -155,7 +180,7 @@ bool LabelSearch::MakeTransition(const Bucket& bucket, const Group& group, Group
   for (int n = group.begin; n < group.end; ++n) builder.AddResult(n);
   builder.AddInnerAddends();
   builder.Finish(bucket.key[0]);
-  return true;
+  return bucket_index_[group.end].count(transition.key) || CanBeRead(transition.key);
 }
 
 }  // namespace placement

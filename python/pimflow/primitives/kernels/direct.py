@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te, tirx
 
 from pimflow.core.region import ConvGeometry
@@ -11,6 +13,7 @@ from pimflow.primitives.kernels.stages import Stages, reduce_axes
 from pimflow.primitives.layer import BLOCK, FP32_BYTES
 
 Tensors = tuple[te.Tensor, te.Tensor, te.Tensor]
+Term = Callable[..., tirx.Expr]  # of an output, by its indices
 
 
 def loops(primitive: Primitive, layer: ConvGeometry) -> Tensors:
@@ -64,6 +67,8 @@ def direct(primitive: Primitive, layer: ConvGeometry) -> Tensors:
         value = source[n, c // BLOCK, h * sh + kh * dh, w * sw + kw * dw, c % BLOCK]
         return value * filters[b, kh, kw, c, o]
 
+    shape: tuple[int, ...]
+    terms: Term
     slab_axis = 1 if primitive.layout == "HWC" else 2
     if primitive.layout == "HWC":
         shape, terms, over, axes = (n, height, e.pixels, e.channels), hwc_term, [kh, kw, c], (2, 3)
@@ -98,6 +103,7 @@ def depthwise(primitive: Primitive, layer: ConvGeometry) -> Tensors:
     def chw_term(n: tirx.Expr, o: tirx.Expr, h: tirx.Expr, w: tirx.Expr) -> tirx.Expr:
         return source[n, o, h * sh + kh * dh, w * sw + kw * dw] * filters[o, kh, kw]
 
+    terms: Term
     if primitive.layout == "CHW":
         source = stages.pad_input(x, layer.oh, e.pixels)
         shape, terms = (layer.n, e.channels, layer.oh, e.pixels), chw_term

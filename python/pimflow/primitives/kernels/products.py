@@ -7,7 +7,7 @@ from tvm import te, tirx
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, windows_shape
-from pimflow.primitives.kernels.direct import Tensors
+from pimflow.primitives.kernels.direct import Tensors, Term
 from pimflow.primitives.kernels.stages import ZERO, Stages, reduce_axes
 from pimflow.primitives.layer import FP32_BYTES
 from pimflow.primitives.marks import ADDED, SPREAD
@@ -39,7 +39,7 @@ def windows(primitive: Primitive, layer: ConvGeometry) -> Tensors:
 
     (k,) = reduce_axes(kernel_h * kernel_w * c_extent)
     row_bytes = FP32_BYTES * e.pixels * kernel_h * kernel_w * c_extent
-    element = map_element if primitive.target == "cuda" else hwc_element
+    element: Term = map_element if primitive.target == "cuda" else hwc_element
     element = chw_element if primitive.layout == "CHW" else element
     matrix = stages.spread(windows_shape(primitive, layer), element, "windows")
     if primitive.target == "cuda":

@@ -90,7 +90,10 @@ class Stages:
             before the next panel.
         """
         e, by_channel = self.primitive.extents(self.layer), int(self.primitive.layout != "CHW")
-        marks = {TILE: [axes[0], e.places, axes[1], e.lanes, by_channel], SLAB: list(slab or ())}
+        marks: dict[str, object] = {
+            TILE: [axes[0], e.places, axes[1], e.lanes, by_channel],
+            SLAB: list(slab or ()),
+        }
         marks |= {SHARED: 1} if self.primitive.shared else {}
         return te.compute(
             tuple(shape), lambda *index: te.sum(terms(*index), axis=list(over)), name=name, attrs=marks
