@@ -104,7 +104,7 @@ def names() -> list[str]:
 
 
 def create(name: str) -> tuple:
-    """An architecture of drawn weights for inference, and inputs; every norm has statistics of its own."""
+    """An architecture of drawn weights and biases for inference, and inputs; norms have statistics."""
     import torch
 
     torch.manual_seed(0)
@@ -126,6 +126,10 @@ def create(name: str) -> tuple:
     for buffer_name, buffer in module.named_buffers():
         if buffer_name.endswith("running_var"):
             buffer.uniform_(0.5, 1.5)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():  # the exporter to ONNX drops biases of zeros
+                parameter.uniform_(-0.1, 0.1)
     return module, torch.randn(shape), torch.randn(shape)
 
 

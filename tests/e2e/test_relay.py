@@ -388,3 +388,9 @@ def test_an_option_of_two_names_is_given_once(toy):
     config = {"pimflow.profiler": "gpu=learned", "pimflow.profiling": pimflow.Profiling()}
     with tvm.transform.PassContext(config=config), pytest.raises(UsageError, match="are one option"):
         relay.build(mod, target="llvm+pim", params=params)
+
+
+def test_tvm_is_extended_after_others_looked_for_it():
+    """As torch.export does; a process of its own has not imported TVM yet."""
+    code = "import importlib.util, pimflow; importlib.util.find_spec('tvm'); from tvm import relay"
+    subprocess.run([sys.executable, "-c", code], check=True)

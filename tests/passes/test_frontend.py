@@ -302,6 +302,12 @@ def test_samples_of_a_map_of_one_row():
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
+def test_more_choices_than_elements():
+    node = helper.make_node("Compress", ["x", "chosen"], ["y"], axis=0)
+    chosen = {"chosen": np.array([True, False, True])}
+    matches_onnx_runtime(onnx_model([node], {"x": (1, 4)}, {"y": (1, 4)}, chosen))
+
+
 def test_a_range_that_depends_on_data_is_refused():
     node = helper.make_node("Range", ["zero", "x", "one"], ["y"], "count")
     whole = onnx.TensorProto.INT64

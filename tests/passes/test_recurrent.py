@@ -109,6 +109,31 @@ def test_products_in_8_bits():
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
+def test_a_layer_behind_an_8_bit_layer():
+    """Its sizes are known once the first is unrolled: shape inference does not know that operator."""
+    random = np.random.default_rng(1)
+    shared = {name: np.float32([0.01]) for name in ("ws", "rs")} | {z: np.int8([0]) for z in ("wz", "rz")}
+    weights = {
+        name: random.integers(-99, 99, (1, rows, 4 * HIDDEN), dtype="int8")
+        for name, rows in (("w0", WIDTH), ("r0", HIDDEN), ("w1", HIDDEN), ("r1", HIDDEN))
+    }
+    nodes = []
+    for index, (x, y) in enumerate((("x", "a"), ("b", "c"))):
+        operands = [x, f"w{index}", f"r{index}", *[""] * 5, "ws", "wz", "rs", "rz"]
+        attributes = {"domain": "com.microsoft", "hidden_size": HIDDEN}
+        nodes.append(helper.make_node("DynamicQuantizeLSTM", operands, [y], y, **attributes))
+        nodes.append(helper.make_node("Squeeze", [y, "one"], ["b" if index == 0 else "y"]))
+    weights |= shared | {"one": np.array([1])}
+    model = onnx_model(nodes, {"x": (3, 1, WIDTH)}, {"y": (3, 1, HIDDEN)}, weights)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model = zoo.load_model(model)
+    unrolled = unroll(model)
+    assert not {node.op_type for node in unrolled.graph.node} & GATES.keys()
+    operands = zoo.example_inputs(model)
+    for result, expected in zip(reference(unrolled, operands), reference(model, operands), strict=True):
+        np.testing.assert_allclose(result, expected, atol=0.02)
+
+
 HARD = ["HardSigmoid", "LeakyRelu", "ScaledTanh"]
 
 

@@ -158,8 +158,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._convert_sequence(op_name, node_inputs)
         if op_name == "Compress" and isinstance(selected := self._constant_value(node_inputs[1]), np.ndarray):
             flat = node_inputs[0] if "axis" in attrs else relax.op.reshape(node_inputs[0], (-1,))
-            places = relax.const(np.flatnonzero(selected))
-            return self.bb.normalize(relax.op.take(self.bb.normalize(flat), places, attrs.get("axis", 0)))
+            flat, axis = self.bb.normalize(flat), attrs.get("axis", 0)
+            places = np.flatnonzero(selected[: shape(flat)[axis]])  # as ONNX Runtime, if there are more
+            return self.bb.normalize(relax.op.take(flat, relax.const(places), axis))
         if op_name in _EXPONENTIAL and str(node_inputs[0].ty.dtype) == "float32":
             return self._exponential(op_name, node_inputs[0], attrs)
         if op_name == "ThresholdedRelu":  # the importer's multiplies, which gives NaN for infinity

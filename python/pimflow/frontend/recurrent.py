@@ -54,8 +54,19 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     UnsupportedOpError
         For a node of more than `LIMIT` steps, or with an attribute or operand that is not supported.
     """
-    if not any(map(_is_recurrent, model.graph.node)):
-        return model
+    pending = sum(map(_is_recurrent, model.graph.node))
+    while pending:  # the sizes behind a DynamicQuantizeLSTM are known once it is unrolled
+        model = _unroll_known(model)
+        before, pending = pending, sum(map(_is_recurrent, model.graph.node))
+        if pending:
+            model = onnx.shape_inference.infer_shapes(model)
+            if pending == before:
+                return _unroll_known(model, all_layers=True)
+    return model
+
+
+def _unroll_known(model: onnx.ModelProto, all_layers: bool = False) -> onnx.ModelProto:
+    """`model` with layers over sequences of known sizes unrolled, or with all."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -63,7 +74,7 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     values = {value.name: value for value in (*graph.input, *graph.value_info)}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if _is_recurrent(node):
+        if _is_recurrent(node) and (all_layers or _sizes(values.get(node.input[0]))):
             layer = _UnrolledLayer(node, constants, values)
             nodes += layer.builder.nodes
             graph.initializer.extend(layer.builder.constants)
@@ -72,6 +83,12 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.node[:]
     graph.node.extend(nodes)
     return copy
+
+
+def _sizes(x: onnx.ValueInfoProto | None) -> list[int]:
+    """Steps, batch and width of the sequence `x`; empty if one is not known."""
+    dims = [] if x is None else [d.dim_value for d in x.type.tensor_type.shape.dim]
+    return dims if len(dims) == 3 and 0 not in dims else []
 
 
 def _is_recurrent(node: onnx.NodeProto) -> bool:
@@ -229,8 +246,8 @@ class _UnrolledLayer:
 
     def _sequence_sizes(self, x: onnx.ValueInfoProto | None) -> list[int]:
         """Steps, batch and width of the sequence `x`."""
-        dims = [] if x is None else [d.dim_value for d in x.type.tensor_type.shape.dim]
-        if len(dims) != 3 or 0 in dims:
+        dims = _sizes(x)
+        if not dims:
             raise self._unsupported(
                 "over a sequence of unknown length; fix the shapes of the inputs with --shape"
             )

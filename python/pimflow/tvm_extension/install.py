@@ -79,21 +79,27 @@ def _extend_tvm() -> None:
 
 
 class _TvmFinder:
-    """An import hook that extends TVM once it is loaded."""
+    """An import hook that extends TVM once it is loaded; who only looks for TVM leaves it in place."""
+
+    is_searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of TVM, with a loader that extends it."""
-        if name != "tvm":
+        if name != "tvm" or self.is_searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.is_searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_searching = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 """Load TVM, then extend it."""
+                sys.meta_path.remove(self)
                 execute(module)
                 _extend_tvm()
 
