@@ -10,10 +10,11 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from pimflow.compiler.kernel_checks.check import shared_elements, used_regions
+from pimflow.compiler.kernel_checks.check import check_kernel, shared_elements, used_regions
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 
 Change = Callable[[Any], Any]
+_FAR = 1 << 24  # elements, more than any buffer of the kernels has
 
 
 def mutant(kernel: ScheduledKernel, fault: str, rng: np.random.Generator) -> ScheduledKernel | None:
@@ -36,7 +37,16 @@ def _without_predicate(kernel: ScheduledKernel, rng: np.random.Generator) -> Sch
 
 
 def _with_shifted_store(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
-    return _changed(kernel, rng, tirx.BufferStore, _shifted)
+    """A store one element further on: of those that some thread executes, which one far outside shows."""
+    seed = int(rng.integers(1 << 31))  # of the place, which both kernels have in common
+
+    def with_store_at(offset: int) -> ScheduledKernel | None:
+        place_rng = np.random.default_rng(seed)
+        return _changed(kernel, place_rng, tirx.BufferStore, lambda store: _shifted(store, offset))
+
+    outside = with_store_at(_FAR)
+    is_executed = outside is not None and check_kernel(outside).findings
+    return with_store_at(1) if is_executed else None
 
 
 def _with_begun_sum(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
@@ -126,16 +136,16 @@ def _bounds_an_index(branch: tirx.IfThenElse) -> bool:
     return any(store.buffer.scope() == "global" for store in stores)
 
 
-def _shifted(store: tirx.BufferStore) -> tirx.BufferStore | None:
-    """A store one element further on; None for padding, which may lie in rows that no result reads."""
+def _shifted(store: tirx.BufferStore, offset: int) -> tirx.BufferStore | None:
+    """A store `offset` elements further on; None for padding, which may lie in rows that no result reads."""
     is_constant = isinstance(store.value, tirx.FloatImm | tirx.IntImm | tirx.Broadcast)
     if is_constant and store.buffer.scope() != "local":
         return None
     *outer, last = store.indices
     if isinstance(last, tirx.Ramp):
-        moved = tirx.Ramp(last.base + last.stride * last.lanes, last.stride, last.lanes)
+        moved = tirx.Ramp(last.base + last.stride * last.lanes * offset, last.stride, last.lanes)
     else:
-        moved = last + 1
+        moved = last + offset
     return tirx.BufferStore(store.buffer, store.value, [*outer, moved])
 
 

@@ -11,7 +11,7 @@ from hostile_names import MARK, NAMES
 
 import pimflow
 from pimflow.commands.sweep import sweep as sweeps
-from pimflow.commands.sweep.best import Condition
+from pimflow.commands.sweep.best import ColumnBound
 from pimflow.commands.sweep.sweep_page import render_sweep, variance_shares
 from pimflow.commands.sweep.sweep_rows import SweepRow
 from pimflow.errors import UsageError
@@ -102,8 +102,8 @@ def test_best_is_the_best_within_the_conditions(swept, directory, capsys):
 
 
 def test_a_condition_is_a_column_a_comparison_and_a_value():
-    assert Condition.parse(" pim.timing.nRCDR <= 10 ") == Condition(
+    assert ColumnBound.parse(" pim.timing.nRCDR <= 10 ") == ColumnBound(
         column="pim.timing.nRCDR", comparison="<=", value="10"
     )
     with pytest.raises(UsageError):
-        Condition.parse("<3")
+        ColumnBound.parse("<3")

@@ -159,6 +159,7 @@ class _RelaxRoundingInserter:
             """The kernel."""
 
             def element(*index: tirx.Var) -> tirx.PrimExpr:
+                """One element, scaled and rounded."""
                 unit = _draw(index, values.shape, seed(), salt)
                 if half:
                     unit = tirx.Select(seed() == tirx.const(0, "int64"), tirx.const(0.0, "float32"), unit)

@@ -78,19 +78,20 @@ def _compile_graph(
         """Runs each operator within a module of the layer's name, which `torch.export` notes."""
 
         def run_node(self, node: torch.fx.Node) -> Any:
+            """Run an operator within the module of its layer."""
             if node.op not in ("call_function", "call_method"):
                 return super().run_node(node)
             args, kwargs = self.fetch_args_kwargs_from_env(node)
             run = getattr(super(), node.op)
             return network.layer(layer_path(node))(lambda: run(node.target, args, kwargs))
 
-    class Layer(torch.nn.Module):
+    class LayerModule(torch.nn.Module):
         """A module of a layer's name."""
 
         def forward(self, run: Callable[[], Any]) -> Any:
             return run()
 
-    class Network(torch.nn.Module):
+    class TracedNetwork(torch.nn.Module):
         """The graph with its weights as buffers."""
 
         def __init__(self) -> None:
@@ -106,11 +107,12 @@ def _compile_graph(
             module: torch.nn.Module = self
             for name in filter(None, path.split(".")):
                 if name not in module._modules:
-                    module.add_module(name, Layer())
+                    module.add_module(name, LayerModule())
                 module = module._modules[name]
             return module if path else identity
 
         def forward(self, *values: torch.Tensor) -> Any:
+            """Run the graph on its inputs without weights."""
             given = iter(values)
             operands = [
                 getattr(self, f"weight_{place}")
@@ -123,7 +125,7 @@ def _compile_graph(
     def identity(run: Callable[[], Any]) -> Any:
         return run()
 
-    network = Network().eval()
+    network = TracedNetwork().eval()
     return compile(network, arguments, **{"conventions": "none", **options})
 
 

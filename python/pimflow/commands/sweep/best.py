@@ -33,7 +33,7 @@ _CONDITION = re.compile(rf"\s*([\w.]+)\s*({'|'.join(_COMPARISONS)})\s*(.+?)\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class ColumnBound:
     """A bound on a column of a sweep: a setting or a figure."""
 
     column: str
@@ -41,7 +41,7 @@ class Condition:
     value: str
 
     @classmethod
-    def parse(cls, text: str) -> Condition:
+    def parse(cls, text: str) -> ColumnBound:
         """Read ``pim_channels<=8``; raises `UsageError` for another form."""
         match = _CONDITION.fullmatch(text)
         if match is None:
@@ -132,7 +132,7 @@ def best_points(
     """
     if objective not in OBJECTIVES:
         raise UnknownNameError("objective", objective, OBJECTIVES)
-    conditions = [Condition.parse(text) for text in within]
+    conditions = [ColumnBound.parse(text) for text in within]
     rows = read_rows(directory)
     fitting = [
         row for row in rows if not row["error"] and all(condition.holds(row) for condition in conditions)

@@ -22,7 +22,7 @@ from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.arrays import Arrays
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
-from pimflow.placement.solvers.reads import Reads, Transform
+from pimflow.placement.solvers.reads import ReadCost, Reads
 from pimflow.placement.solvers.view_aliases import ViewAliases
 
 _problem = native.get("pimflow.placement.problem")
@@ -290,15 +290,15 @@ class PlacementProblem:
         """The plan with the candidates of these numbers, in order."""
         return self._aliases.with_views([self.candidates[number] for number in numbers])
 
-    def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> Transform:
+    def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> ReadCost:
         """The transform for `reader` of a result, or a view of it, if the result lies at `placement`."""
         actual = self._aliases.placement(name, placement)
-        return Transform(is_possible=False) if actual is None else self._transform(name, actual, reader)
+        return ReadCost(is_possible=False) if actual is None else self._transform(name, actual, reader)
 
-    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> Transform:
+    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> ReadCost:
         if not self.table.transforms or placement == reader.input:
             return _NO_TRANSFORM
-        return Transform.from_edge(self.table.transform(tensor, placement, reader.input))
+        return ReadCost.from_edge(self.table.transform(tensor, placement, reader.input))
 
     @staticmethod
     def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
@@ -307,7 +307,7 @@ class PlacementProblem:
         return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
-_NO_TRANSFORM = Transform()
+_NO_TRANSFORM = ReadCost()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++
 _OPERAND = (

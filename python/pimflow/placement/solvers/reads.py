@@ -9,21 +9,21 @@ from pimflow.core.candidate import EdgeCost, Task
 
 
 @dataclass(frozen=True)
-class Transform:
+class ReadCost:
     """The cost for a group of reading a tensor in a layout, or several views of it."""
 
     is_possible: bool = True
     tasks: tuple[Task, ...] = ()
 
     @classmethod
-    def from_edge(cls, edge: EdgeCost) -> Transform:
+    def from_edge(cls, edge: EdgeCost) -> ReadCost:
         """The transform of an edge; raises `AssertionError` if it holds several resources."""
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")
         return cls(edge.possible, (edge.task,) if edge.task else ())
 
-    def __add__(self, other: Transform) -> Transform:
-        return Transform(self.is_possible and other.is_possible, self.tasks + other.tasks)
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.is_possible and other.is_possible, self.tasks + other.tasks)
 
     @property
     def ns(self) -> float:
@@ -66,8 +66,8 @@ class Reads:
     late: frozenset[str]
     deferrable: list[str]
     addends: set[str]
-    input_transforms: dict[str, Transform]
-    result_transforms: dict[str, list[Transform]]
+    input_transforms: dict[str, ReadCost]
+    result_transforms: dict[str, list[ReadCost]]
 
     def transform_resource(self, name: str) -> str:
         """The resource of all transforms for candidate `name`; empty without any."""
