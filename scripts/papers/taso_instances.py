@@ -23,18 +23,26 @@ WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
 
 
 def candidate(
-    region: str, name: str, layout: str, time_ns: float, workspace_bytes: int, filter_bytes: int
+    region: str,
+    name: str,
+    input_layout: str,
+    output_layout: str,
+    time_ns: float,
+    workspace: int = 0,
+    filters: int = 0,
 ) -> Candidate:
-    """A candidate of `region` that reads and writes `layout`."""
-    placement = TensorPlacement(layout=Layout(layout))
+    """A candidate of `region` that reads layout `input_layout` and writes layout `output_layout`.
+
+    Sizes in bytes.
+    """
     return Candidate(
         name=name,
         covers=(region,),
         rewrite=GpuRewrite(primitive=name),
         tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
-        input=placement,
-        output=placement,
-        footprint=Footprint(workspace_bytes=workspace_bytes, filter_bytes=filter_bytes),
+        input=TensorPlacement(layout=Layout(input_layout)),
+        output=TensorPlacement(layout=Layout(output_layout)),
+        footprint=Footprint(workspace_bytes=workspace, filter_bytes=filters),
     )
 
 
@@ -100,7 +108,9 @@ def inception_problem(layers: int, primitives: int, memory_model: str, seed: int
             workspace, filters = (int(size) for size in rng.lognormal(*SIZES, 2))
             faster = 3e3 / (1e2 + (workspace + filters) ** 0.5)
             time_ns = max(1, round(work * float(rng.lognormal(*SPREAD)) * faster))
-            region_candidates.append(candidate(region.name, f"p{n}", layout, time_ns, workspace, filters))
+            region_candidates.append(
+                candidate(region.name, f"p{n}", layout, layout, time_ns, workspace, filters)
+            )
         candidates[region.name] = tuple(region_candidates)
     return selection_problem(graph, candidates, lambda *_: TRANSFORM_NS, memory_model)
 

@@ -404,7 +404,10 @@ def test_shapes_and_masks_keep_their_values(opset):
 
 @pytest.mark.long
 def test_a_torch_program_has_roundings_too(tmp_path):
-    """As far off as the same network in ONNX is."""
+    """As far off as the same network in ONNX is, within the factor of about two of more roundings.
+
+    What kernels store is rounded behind each operator of a program, and in ONNX behind those that are fused.
+    """
     torch = pytest.importorskip("torch")
     nn, onnx_model = torch.nn, model("amplifies")
     weights = {
@@ -439,7 +442,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
         (expected_deviation,) = reference_deviations(
             onnx_network.perturbed(stored), {"x": inputs["x"]}, expected
         )
-        assert 0.5 * expected_deviation < result < 2 * expected_deviation
+        assert 0.5 * expected_deviation < result < 3 * expected_deviation
     result = verify(network, build_on_stand_in(network), SYSTEMS["fp16"], inputs, expected)
     result.require()
     assert result.max_relative_error > OUTPUT_BOUND["fp16"] and result.worst.reference_deviation

@@ -166,8 +166,11 @@ def test_what_cannot_be_had_is_said_with_its_layer():
 
 def test_one_kind_everywhere():
     problem = two_layers()
-    assert uniform_selection(problem, [lambda c: c.name == "small"]).time_ns == 11.0
-    assert uniform_selection(problem, [lambda c: c.name == "none"]).time_ns == 3.0
+    small = uniform_selection(problem, [lambda c: c.name == "small"], [])
+    assert (small.time_ns, small.substituted) == (11.0, ("r1",))
+    none = uniform_selection(problem, [lambda c: c.name == "none"], [lambda c: c.name == "small"])
+    assert (none.time_ns, none.substituted) == (11.0, ("r0", "r1"))
+    assert uniform_selection(problem, [lambda c: c.name == "none"], []).time_ns == 3.0
 
 
 @pytest.mark.parametrize("layers", long_but([8, 13], [8, 13, 30, 70]))  # of the paper's Table 1

@@ -241,6 +241,7 @@ def test_regions_are_counted_once(graph):
     search_result = search(graph, SYSTEM)
     built = SimpleNamespace(programs=search_result.programs())
     step_fields = {"lengths": Lengths(attended=512), "input_types": {}, "states": (), "outputs": ()}
+    step_fields |= {"roles": {}, "logits_index": 0}
     step = CompiledStep(**step_fields, search_result=search_result, build=built, verification=None)
     layers = [c for c in search_result.candidates if c.uses_pim and not pim_attention.is_cached(c)]
     assert step.regions_on_pim == len(layers) + 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -355,7 +356,7 @@ def roofline(points: Sequence[Mapping[str, object]], rooflines: Mapping[str, Map
     }
     modes = list(dict.fromkeys(str(point["mode"]) for point in points))
     colours = {Mode.GPU.value: COLOURS["gpu"], Mode.PIM.value: COLOURS["pim"]}
-    palette = iter((COLOURS["crossbar"], COLOURS["host"], *PALETTE))
+    palette = itertools.cycle((COLOURS["crossbar"], COLOURS["host"], *PALETTE))
     ranges = [colours.get(mode) or next(palette) for mode in modes]
     devices = list(dict.fromkeys(str(line["device"]) for line in lines))
     return chart(

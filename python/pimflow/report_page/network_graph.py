@@ -21,7 +21,11 @@ def place_layers(regions: Sequence[Row]) -> list[dict[str, Any]]:
         By layer: its ``name`` and ``mode``, its place ``x``, ``y``, and the numbers of those that it reads.
     """
     numbers = {row["name"]: number for number, row in enumerate(regions)}
-    sources = [[numbers[name] for name in row["reads"] if name in numbers] for row in regions]
+    # Inputs of the network are no layers, and a changed file may name layers that come later.
+    sources = [
+        [numbers[name] for name in row["reads"] if numbers.get(name, number) < number]
+        for number, row in enumerate(regions)
+    ]
     depths: list[int] = []
     for layer_sources in sources:
         depths.append(1 + max((depths[source] for source in layer_sources), default=-1))

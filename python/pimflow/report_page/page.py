@@ -335,7 +335,8 @@ def _network(page: Page, report: dict[str, Any]) -> Iterator[str]:
 
 def _mode_class(mode: str) -> str:
     """The class of a mode in the style."""
-    return {Mode.GPU: "on-gpu", Mode.PIM: "on-pim"}.get(Mode(mode), "on-both")
+    classes: dict[str, str] = {Mode.GPU: "on-gpu", Mode.PIM: "on-pim"}  # a changed file may have another mode
+    return classes.get(mode, "on-both")
 
 
 def _roofline(page: Page, report: dict[str, Any]) -> Iterator[str]:
