@@ -18,7 +18,7 @@ import numpy as np
 from kernel_cases import cases, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
 from kernel_resources import ResourceRow, resource_rows, resource_table
-from kernel_sweep import SWEEP_WORK, CaseResult, check_numbered_case, store_row, stored_rows, sweep_table
+from kernel_sweep import CaseResult, check_numbered_case, store_row, stored_rows, sweep_table
 from update_validation import fill
 
 from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
@@ -99,7 +99,7 @@ def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
             kernel = kernels[name][int(rng.integers(len(kernels[name])))]
             broken = mutant(kernel, fault, rng)
             if broken is not None:
-                is_found = bool(check_kernel(broken, work=SWEEP_WORK).findings)
+                is_found = bool(check_kernel(broken).findings)
                 tried[fault].append("" if is_found else f"{name}: {kernel.name}")
                 break
     for fault, missed in tried.items():
