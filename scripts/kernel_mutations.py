@@ -41,6 +41,7 @@ def _with_shifted_store(kernel: ScheduledKernel, rng: np.random.Generator) -> Sc
     seed = int(rng.integers(1 << 31))  # of the place, which both kernels have in common
 
     def with_store_at(offset: int) -> ScheduledKernel | None:
+        """The kernel with that store so many elements further on."""
         place_rng = np.random.default_rng(seed)
         return _changed(kernel, place_rng, tirx.BufferStore, lambda store: _shifted(store, offset))
 

@@ -151,8 +151,8 @@ def main() -> None:
         sys.exit(not show_resources(args))
     if args.sweep is not None:
         sys.exit(not run_sweep(args.sweep, args.jobs, args.results, args.update))
-    held = [prove_network(network, args.context, args.dtype) for network in args.networks]
-    sys.exit(not all(held))
+    verdicts = [prove_network(network, args.context, args.dtype) for network in args.networks]
+    sys.exit(not all(verdicts))
 
 
 if __name__ == "__main__":

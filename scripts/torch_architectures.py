@@ -156,7 +156,7 @@ def export(name: str, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DoorOutcome:
     """What becomes of one file: the error relative to the largest output, and the modelled times."""
 
     kind: str
@@ -166,7 +166,7 @@ class Outcome:
     latency_ns: float = 0.0
 
 
-def compile_file(path: Path) -> Outcome:
+def compile_file(path: Path) -> DoorOutcome:
     """Compile a file in this process, and compare its outputs with PyTorch's."""
     import pimflow
     from pimflow.errors import PimflowError, VerificationError
@@ -178,31 +178,31 @@ def compile_file(path: Path) -> Outcome:
         compiled = pimflow.compile(str(path), directory, modes=("GPU", "PIM"), conventions="none")
         results = pimflow.run(directory, inputs)
     except VerificationError as error:
-        return Outcome(WRONG, str(error))
+        return DoorOutcome(WRONG, str(error))
     except PimflowError as error:
-        return Outcome(REFUSED, str(error))
+        return DoorOutcome(REFUSED, str(error))
     report = compiled.report.to_json()
     times = {"gpu_only_ns": report["latency_gpu_only_ns"], "latency_ns": report["latency_ns"]}
     if [result.shape for result in results] != [output.shape for output in expected]:
-        return Outcome(WRONG, "outputs of other shapes", **times)
+        return DoorOutcome(WRONG, "outputs of other shapes", **times)
     errors = [
         np.abs(result - output).max() / np.abs(output).max() for result, output in zip(results, expected)
     ]
     kind = RIGHT if max(errors) <= TOLERANCE else WRONG
-    return Outcome(kind, f"off by {max(errors):.1e} of the largest value", float(max(errors)), **times)
+    return DoorOutcome(kind, f"off by {max(errors):.1e} of the largest value", float(max(errors)), **times)
 
 
-def outcome(name: str, folder: Path, door: str) -> Outcome:
+def outcome(name: str, folder: Path, door: str) -> DoorOutcome:
     """Export or compile in a process of its own, which may end as it likes."""
     command = [sys.executable, __file__, "--in", str(folder), "--door", door, name]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return Outcome(BROKEN, f"took more than {SECONDS:g} s")
+        return DoorOutcome(BROKEN, f"took more than {SECONDS:g} s")
     if finished.returncode:
         last_line = next(reversed(finished.stderr.strip().splitlines()), "")
-        return Outcome(BROKEN, last_line or f"the process ended with {finished.returncode}")
-    return Outcome(**json.loads(finished.stdout.splitlines()[-1]))
+        return DoorOutcome(BROKEN, last_line or f"the process ended with {finished.returncode}")
+    return DoorOutcome(**json.loads(finished.stdout.splitlines()[-1]))
 
 
 def run_alone(name: str, folder: Path, door: str) -> None:
@@ -211,13 +211,13 @@ def run_alone(name: str, folder: Path, door: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         if door == "export":
             export(name, folder)
-            result = Outcome(RIGHT)
+            result = DoorOutcome(RIGHT)
         else:
             result = compile_file(folder / f"network.{door}")
     print(json.dumps(vars(result)))
 
 
-def row(name: str, outcomes: dict[str, Outcome]) -> str:
+def row(name: str, outcomes: dict[str, DoorOutcome]) -> str:
     """A line of the table."""
     cells = [name]
     for door in DOORS:
@@ -234,7 +234,7 @@ def row(name: str, outcomes: dict[str, Outcome]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(results: dict[str, dict[str, Outcome]]) -> str:
+def table(results: dict[str, dict[str, DoorOutcome]]) -> str:
     """A Markdown table of all outcomes, with a count of each kind and the reasons of what is not right."""
     lines = ["| architecture | ONNX: error | ms, GPU → plan | .pt2: error | ms, GPU → plan | GPU, ratio |"]
     lines += ["|---|---|---|---|---|---|", *(row(name, outcomes) for name, outcomes in results.items()), ""]
@@ -250,24 +250,24 @@ def table(results: dict[str, dict[str, Outcome]]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def attempt(name: str) -> dict[str, Outcome]:
+def attempt(name: str) -> dict[str, DoorOutcome]:
     """The outcome of an architecture by door."""
     with tempfile.TemporaryDirectory() as scratch:
         exported = outcome(name, Path(scratch), "export")
         if exported.kind != RIGHT:
-            return dict.fromkeys(DOORS, Outcome(BROKEN, f"export: {exported.reason}"))
+            return dict.fromkeys(DOORS, DoorOutcome(BROKEN, f"export: {exported.reason}"))
         return {door: outcome(name, Path(scratch), door) for door in DOORS}
 
 
-def stored_outcomes(path: Path | None) -> dict[str, dict[str, Outcome]]:
+def stored_outcomes(path: Path | None) -> dict[str, dict[str, DoorOutcome]]:
     """The outcomes in a file of one JSON object a line, by architecture; of several lines the last counts."""
     if path is None or not path.exists():
         return {}
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["name"]: {door: Outcome(**line[door]) for door in DOORS} for line in lines}
+    return {line["name"]: {door: DoorOutcome(**line[door]) for door in DOORS} for line in lines}
 
 
-def store(path: Path, name: str, outcomes: dict[str, Outcome]) -> None:
+def store(path: Path, name: str, outcomes: dict[str, DoorOutcome]) -> None:
     """Append the outcomes of an architecture to a file that `stored_outcomes` reads."""
     with path.open("a", encoding="utf-8") as file:
         print(json.dumps({"name": name, **{door: vars(outcomes[door]) for door in DOORS}}), file=file)

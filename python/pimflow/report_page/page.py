@@ -403,19 +403,18 @@ def energy_over_time(plan: StoredPlan) -> list[dict[str, Any]]:
                 for layer in bar.layer_names:
                     ends_us[layer] = max(bar.end_us, ends_us.get(layer, 0.0))
         static_pj = sum(energies_pj.get(part, 0.0) for part in STATIC)
-        taken_pj = 0.0
+        taken_pj, latency_us = 0.0, latency_ns / 1e3
         steps.append({"plan": name, "time": 0.0, "mj": 0.0})
         rows = [
-            (min(ends_us.get(row["name"], latency_ns), latency_ns / 1e3), row[key])
-            for row in report["regions"]
+            (min(ends_us.get(row["name"], latency_us), latency_us), row[key]) for row in report["regions"]
         ]
-        for end_us, energy_pj in [*sorted(rows), (latency_ns / 1e3, 0.0)]:
+        for end_us, energy_pj in [*sorted(rows), (latency_us, 0.0)]:
             taken_pj += energy_pj
             steps.append(
                 {
                     "plan": name,
                     "time": round(end_us, charts.PS_DIGITS),
-                    "mj": round((taken_pj + static_pj * end_us * 1e3 / latency_ns) / 1e9, 6),
+                    "mj": round((taken_pj + static_pj * end_us / latency_us) / 1e9, 6),
                 }
             )
     return steps

@@ -58,10 +58,10 @@ class Sampler:
         if not self.temperature:
             return int(logits.argmax())
         scaled = logits.astype(np.float64) / self.temperature
-        kept = np.argsort(-scaled, kind="stable")[: self.top_k or None]
-        shares = _softmax(scaled[kept])
-        kept = kept[np.cumsum(shares) - shares < self.top_p]
-        return int(kept[(scaled + self._noise(number, scaled.size))[kept].argmax()])
+        candidates = np.argsort(-scaled, kind="stable")[: self.top_k or None]
+        shares = _softmax(scaled[candidates])
+        candidates = candidates[np.cumsum(shares) - shares < self.top_p]
+        return int(candidates[(scaled + self._noise(number, scaled.size))[candidates].argmax()])
 
     def is_certain(self, logits: np.ndarray, number: int, error: float) -> bool:
         """Whether all logits that differ from these by at most `error` have the same choice."""
@@ -70,15 +70,15 @@ class Sampler:
             return bool(first - second > 2 * error)
         scaled, margin = logits.astype(np.float64) / self.temperature, 2 * error / self.temperature
         winner, scores = self.choose(logits, number), scaled + self._noise(number, scaled.size)
-        always, possible = self._kept(scaled, margin)
+        always, possible = self._candidates(scaled, margin)
         possible[winner] = False
         return bool(always[winner] and (scores[winner] - scores[possible] > margin).all())
 
     def _noise(self, number: int, size: int) -> np.ndarray:
         return np.random.default_rng([self.seed, self.request, number]).gumbel(size=size)
 
-    def _kept(self, scaled: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that are kept for all scaled logits within half of `margin`, and for some."""
+    def _candidates(self, scaled: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that may be drawn for all scaled logits within half of `margin`, and for some."""
         rising = np.sort(scaled)
         ahead = scaled.size - np.searchsorted(rising, scaled - margin) - 1  # at most so many are larger
         surely_ahead = scaled.size - np.searchsorted(rising, scaled + margin, "right")
@@ -98,10 +98,10 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return result
 
 
-def _mass_above(scaled: np.ndarray, bounds: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """For each bound, the probability of the tokens at or above it, among those kept."""
+def _mass_above(scaled: np.ndarray, bounds: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """For each bound, the probability of the tokens at or above it, among candidates."""
     order = np.argsort(scaled)
-    shares = _softmax(np.where(kept, scaled, -np.inf))[order]
+    shares = _softmax(np.where(candidates, scaled, -np.inf))[order]
     below = np.concatenate([[0.0], np.cumsum(shares)])
     result: np.ndarray = 1 - below[np.searchsorted(scaled[order], bounds)]
     return result
