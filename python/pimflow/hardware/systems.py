@@ -310,6 +310,11 @@ class System(OptionSet, group="system"):
                     for part in key.split("."):
                         value = value[part] if isinstance(value, dict) else getattr(value, part)
                     rows.append(f"{where}: {key} = {value} ({source})")
+        rows += [
+            f"pim {self.pim.name}: {o.multiplications} products of {o.weights} a COMP ({o.source})"
+            for o in self.pim.operands
+            if "assumed" in o.source
+        ]
         return rows
 
 

@@ -43,6 +43,7 @@ from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
+from pimflow.simulators.pim.timing import STRICT
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -151,6 +152,8 @@ def generate(
         Whether prompts are what a user says, to be written as the model's chat template has it.
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    weight_type : str
+        Type in which weights of the zoo are stored, quantised once: of `weight_types.WRITTEN_TYPES`.
     assume_room : bool
         Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
@@ -173,7 +176,7 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer)
+    language = open_language_model(model, options.tokenizer, options.weight_type)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
@@ -472,6 +475,18 @@ def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
 
 
+def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
+    """How PIM stores weights of narrow types; None if there are none."""
+    kinds = dict.fromkeys(language.decoder.weight_types.values()) if language.decoder else {}
+    if not kinds:
+        return None
+    narrow = [kind for kind in kinds if system.pim.takes(kind, system.dtype) and system.timing == STRICT]
+    widened = ", ".join(kind for kind in kinds if kind not in narrow)
+    parts = [f"PIM stores {', '.join(narrow)} as they are"] * bool(narrow)
+    parts += [f"PIM stores {widened} widened to {system.dtype}, which its multipliers take"] * bool(widened)
+    return "; ".join(parts)
+
+
 def _violations(checks: Sequence[Verification]) -> int | None:
     """Timing violations of all steps together; None if one step has unknown clocks."""
     counts = [check.timing_violations for check in checks]
@@ -492,6 +507,7 @@ def _report(
         weights=f"{language.weights} to {system.dtype}"
         if "widened" in language.weights
         else language.weights,
+        weights_in_pim=_weights_in_pim(language, system),
         system=system.name,
         gpu=system.gpu.name,
         pim=system.pim.name,
