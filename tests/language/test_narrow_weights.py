@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from decoders import SMALL
 
 import pimflow
 from pimflow import zoo
@@ -23,7 +24,6 @@ from pimflow.simulators.profiler import BuiltIn
 from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.reference import ReferenceDecoder
-from tests.decoders import SMALL
 
 NARROW = ("newton-gddr6-narrow", "hbm-pim-narrow")
 PROMPT = "The statement is"

@@ -28,7 +28,7 @@ from pimflow.commands.generate.language import LanguageModel, open_language_mode
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
-from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
+from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
@@ -354,7 +354,8 @@ class _TokenGenerator:
         return DecodeCostModel(
             step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
             bound_ns=lambda tokens: shared_bound_ns(
-                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses)
+                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses),
+                pim_share(decode.search_result.system),
             ),
             context=self.job.context,
             batch=self.job.batch,
@@ -462,7 +463,8 @@ def _model_bound_ns(
     kv_elements = job.language.kv_elements / decoder.layers
     block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
     output = weight_times(head.graph, job.batch, head.system)
-    return shared_bound_ns([*(part.scale(decoder.layers) for part in block), output])
+    parts = [*(part.scale(decoder.layers) for part in block), *output]
+    return shared_bound_ns(parts, pim_share(head.system))
 
 
 def _resident_bytes(search_result: SearchResult) -> int:

@@ -222,8 +222,8 @@ class Generation:
     full_cache : StepOver
         Figures of a step that attends to the whole context.
     fraction_of_bound : float
-        Lower bound of the time of a step in which PIM's banks and the GPU share all products
-        (`step_bound.shared_bound_ns`), over `tpot_ns`.
+        Lower bound of the time of a step, in which PIM or the GPU reads each weight and each element of the
+        caches (`step_bound.shared_bound_ns`), over `tpot_ns`.
     kv_bytes_per_token : int
         Bytes of a token in the cache.
     held_bytes, room_bytes : int
