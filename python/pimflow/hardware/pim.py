@@ -173,8 +173,9 @@ class PimSpec:
     elementwise_multiply: bool = False
     lane_elements: int = 0
     refreshes_ahead: int = 0
-    operands: tuple[Operand, ...] = ()
-    weights: str = ""
+    # Not in `fields_text`, so that keys of devices without them stay valid: `narrow_text` has them.
+    operands: tuple[Operand, ...] = field(default=(), repr=False)
+    weights: str = field(default="", repr=False)
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -297,6 +298,11 @@ class PimSpec:
     def is_target_of(self, program: PimProgram) -> bool:
         """Whether `program` was lowered for this device: by name and, if the program has one, by digest."""
         return program.pim == self.name and program.pim_digest in ("", self.with_weights_of(program).digest)
+
+    @property
+    def narrow_text(self) -> str:
+        """The narrow weights that it takes, as a part of keys; empty if there are none."""
+        return repr((self.operands, self.weights)) if self.operands else ""
 
     def takes(self, weights: str | None, dtype: str) -> bool:
         """Whether the multipliers take weights of a narrow type, with a vector of `dtype`."""
