@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+VALUES_AT_ONCE = 1 << 18  # of an array that is rounded: intermediate results stay in the CPU's cache
 Rounding: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
@@ -59,8 +60,14 @@ class WeightType:
     def round(self, values: np.ndarray) -> np.ndarray:
         """What is stored of an array, [reduction, outputs], in fp32; the reduction is of whole blocks."""
         assert self.rounding is not None and self.holds(len(values)), "not a type and shape that is written"
-        blocks = values.reshape(-1, self.block or len(values), values.shape[1])
-        return np.concatenate([self.rounding(block) for block in blocks]).astype(np.float32, copy=False)
+        stored = np.empty(values.shape, np.float32)
+        rows = self.block or len(values)
+        columns = max(1, VALUES_AT_ONCE // rows)
+        for row in range(0, len(values), rows):
+            for column in range(0, values.shape[1], columns):
+                part = (slice(row, row + rows), slice(column, column + columns))
+                stored[part] = self.rounding(values[part])
+        return stored
 
 
 def _half(values: np.ndarray) -> np.ndarray:

@@ -223,15 +223,17 @@ def _stored_chunks(
 
 def _regroup(chunks: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
     """The values of `chunks`, `count` at a time; at the end there may be fewer."""
-    waiting: list[np.ndarray] = []
+    values, filled = np.empty(count, np.float32), 0
     for chunk in chunks:
-        waiting.append(chunk)
-        while sum(part.size for part in waiting) >= count:
-            values = np.concatenate(waiting)
-            yield values[:count]
-            waiting = [values[count:]]
-    if sum(part.size for part in waiting):
-        yield np.concatenate(waiting)
+        while len(chunk):
+            taken = min(len(chunk), count - filled)
+            values[filled : filled + taken] = chunk[:taken]
+            chunk, filled = chunk[taken:], filled + taken
+            if filled == count:
+                yield values
+                values, filled = np.empty(count, np.float32), 0
+    if filled:
+        yield values[:filled]
 
 
 def _read_trained(network: str, name: str, count: int) -> np.ndarray:

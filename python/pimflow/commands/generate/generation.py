@@ -228,7 +228,10 @@ class Generation:
         Bytes of a token in the cache.
     held_bytes, room_bytes : int
         Bytes of PIM's rows that weights and caches of all blocks take, and capacity of all PIM channels. If
-        they do not fit, times are those of banks with as many rows as they need.
+        they do not fit, times are those of banks with as many rows as they need. Of several devices, of the
+        fullest.
+    devices : str
+        How several devices share the model; omitted for one.
     regions, regions_on_pim : int
         Regions of a step of one token for each sequence, and those of them that PIM computes.
     blocks, compiled_blocks : int
@@ -273,6 +276,7 @@ class Generation:
     kv_bytes_per_token: int
     held_bytes: int
     room_bytes: int
+    devices: str | None = field(default=None, metadata=OMITTED)
     regions: int
     regions_on_pim: int
     blocks: int
@@ -310,6 +314,7 @@ class Generation:
                 f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
                 f"{self.context} tokens and {self.batch} at once",
                 f"steps     each of a token, over {' to '.join(ends)} tokens",
+                *([f"devices   {self.devices}; memory is of the fullest"] if self.devices else []),
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
                 f"weights   {self.weights}" + (f"; {self.weights_in_pim}" if self.weights_in_pim else ""),
