@@ -83,7 +83,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_HALF}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 4, **_EXPERTS}),
+    "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS}),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     "deepseek_v3": (
         "DeepseekV3",
         {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **_EXPERTS, **_MLA},
@@ -298,6 +299,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if name == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if rope.get("rope_type") == "longrope":
