@@ -5,7 +5,8 @@
 
 A cell has how many of 16 tokens are those that transformers generates greedily; `refused` with the number
 of the line that says why, before anything is printed; or `not written` where the exporter fails. Results are
-kept in a file, so that several runs fill one table: a cell that is there is not run again. Needs torch, transformers, onnxscript and gguf.
+kept in a file, so that several runs fill one table: a cell that is there is not run again. Needs torch,
+transformers, onnxscript and gguf.
 """
 
 from __future__ import annotations
