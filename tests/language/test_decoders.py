@@ -95,6 +95,7 @@ DECODERS = st.builds(
     activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu"]),
     biases=st.sampled_from([frozenset(), frozenset(BLOCK_PRODUCTS), frozenset({"query", "value", "head"})]),
     tied=st.booleans(),
+    unturned_layers=st.sampled_from([frozenset(), frozenset({1}), frozenset({0, 1})]),
     rotary_size=st.sampled_from([0, 4]),
     query_norm=st.sampled_from(["", "heads", "whole"]),
     input_norms=st.booleans(),

@@ -96,6 +96,7 @@ def test_weights_are_those_of_the_files(folder):
             {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
             "its scaling of angles is incompl",
         ),
+        ({"model_type": "smollm3", "no_rope_layers": ["1"]}, "no_rope_layers in config.json is no number"),
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"hidden_size": "16"}, "a str as hidden_size"),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),

@@ -64,6 +64,8 @@ class Decoder:
     local_rotary_base : float
         Base in the layers with a window, without `rotary_factors` and `rotary_scale`; 0 if these are like
         all others.
+    unturned_layers : frozenset of int
+        Layers whose queries and keys are not rotated, of a decoder with rotary positions.
     max_context : int
         Maximum context in tokens; the table of positions has as many rows.
     position_offset : int
@@ -121,6 +123,7 @@ class Decoder:
     rotary_factors: tuple[float, ...] = ()
     rotary_scale: float = 1.0
     local_rotary_base: float = 0.0
+    unturned_layers: frozenset[int] = frozenset()
     max_context: int
     position_offset: int = 0
     activation: str = "swiglu"

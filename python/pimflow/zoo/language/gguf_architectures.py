@@ -29,6 +29,8 @@ class Architecture:
         Number of blocks of the size whose scores are scaled by hidden / heads, not by the size of a head.
     says_parallel : bool
         Whether the table says if attention and feed-forward are parallel.
+    unturned_period : int
+        n if each n-th block does not rotate queries and keys; 0 if all do.
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the architecture has no experts.
     """
@@ -41,6 +43,7 @@ class Architecture:
     window_period: int | None = None
     wide_layers: int = 0
     says_parallel: bool = False
+    unturned_period: int = 0
     normalises_shares: bool | None = None
 
 
@@ -49,6 +52,7 @@ _GEMMA = {"activation": "geglu"}
 ARCHITECTURES = {
     "llama": Architecture(pairs_neighbours=True, window_period=0, normalises_shares=True),
     "granite": Architecture(pairs_neighbours=True, has_scales=True),
+    "smollm3": Architecture(pairs_neighbours=True, unturned_period=4),
     "qwen2": Architecture(),
     "qwen3": Architecture(fields={"query_norm": "heads"}),
     "qwen3moe": Architecture(fields={"query_norm": "heads"}, normalises_shares=True),

@@ -146,6 +146,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
         **_angles(file, table, architecture, head_size),
         **_scales(table, architecture, blocks, hidden, heads),
         "windows": _windows(table, architecture, blocks),
+        "unturned_layers": _unturned_blocks(architecture, blocks),
         "biases": _products_with_bias(file),
     }
     if architecture.says_parallel:
@@ -298,6 +299,12 @@ def _windows(table: _Table, architecture: Architecture, blocks: int) -> tuple[in
         raise ModelError(f"{table.where}: {table.prefix}{pattern} does not say for each block if it slides")
     windows = tuple(window if slide else 0 for slide in slides[:blocks])
     return windows if any(windows) else ()
+
+
+def _unturned_blocks(architecture: Architecture, blocks: int) -> frozenset[int]:
+    """Blocks that do not rotate queries and keys."""
+    period = architecture.unturned_period
+    return frozenset(range(period - 1, blocks, period)) if period else frozenset()
 
 
 def _products_with_bias(file: GgufFile) -> frozenset[str]:

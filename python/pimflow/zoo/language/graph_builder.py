@@ -148,7 +148,7 @@ class GraphBuilder:
 
     def rotate(self, name: str, source: str, layer: int) -> str:
         """Rotate heads by their positions: the halves of a head are the two parts of complex numbers."""
-        if self.decoder.positions != "rotary":
+        if self.decoder.positions != "rotary" or layer in self.decoder.unturned_layers:
             return source
         cosine, sine = self.angles(layer)
         size, turned = self.decoder.head_size, self.decoder.turned_size

@@ -178,6 +178,7 @@ def variant_fields(
     """Fields of a decoder that only some kinds of models have."""
     fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
     fields["windows"] = _windows(config, model, layers)
+    fields["unturned_layers"] = _unturned_layers(config, model, layers)
     fields["experts"] = _experts(config, model)
     if model.fields.get("positions") != "learned":
         fields |= _angles(config, kind, model, head_size)
@@ -229,6 +230,20 @@ def _activation(config: Config, kind: str, model: ModelType) -> str:
     if gated != (activation == "swiglu"):
         raise ModelError(f"{config.where}: has the activation '{name}' in a place where it is not supported")
     return activation
+
+
+def _unturned_layers(config: Config, model: ModelType, layers: int) -> frozenset[int]:
+    """Layers that do not rotate queries and keys."""
+    if not model.unturned_period:
+        return frozenset()
+    period = config.size("no_rope_layer_interval", model.unturned_period)
+    turns = config.value("no_rope_layers", list)  # in spite of its name: 1 for a layer that rotates
+    turns = turns or [(layer + 1) % period for layer in range(layers)]
+    if len(turns) < layers or any(type(turn) is not int for turn in turns):
+        raise ModelError(
+            f"{config.where}: config.json does not say for each layer in no_rope_layers if it rotates"
+        )
+    return frozenset(layer for layer in range(layers) if not turns[layer])
 
 
 def _experts(config: Config, model: ModelType) -> Experts | None:

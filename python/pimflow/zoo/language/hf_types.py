@@ -127,6 +127,8 @@ class ModelType:
     window : str
         Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
         that ``pattern`` or the key ``layer_types`` says.
+    unturned_period : int
+        n if each n-th layer does not rotate queries and keys and the configuration does not say which; else 0.
     has_experts : bool
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the configuration says it.
@@ -142,6 +144,7 @@ class ModelType:
     tied: bool = False
     window: str = ""
     pattern: int = 0
+    unturned_period: int = 0
     has_experts: bool = False
     normalises_shares: bool | None = None
 
@@ -153,6 +156,7 @@ MODEL_TYPES = {
     "mistral": ModelType(window="all"),
     "mixtral": ModelType(names=_MIXTRAL, window="all", has_experts=True, normalises_shares=True),
     "granite": ModelType(),
+    "smollm3": ModelType(window="pattern", unturned_period=4),
     "qwen2": ModelType(window="pattern"),
     "qwen3": ModelType(fields={"query_norm": "heads"}, window="pattern"),
     "qwen3_moe": ModelType(

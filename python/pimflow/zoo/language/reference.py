@@ -113,7 +113,7 @@ class ReferenceDecoder:
         d, name = self._decoder, f"layers.{layer}"
         query, key = self._heads(x, f"{name}.query"), self._heads(x, f"{name}.key")
         value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
-        if d.positions == "rotary":
+        if d.positions == "rotary" and layer not in d.unturned_layers:
             query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
         keys = self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         values = self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
