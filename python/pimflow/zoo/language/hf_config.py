@@ -240,9 +240,7 @@ def _unturned_layers(config: Config, model: ModelType, layers: int) -> frozenset
     turns = config.value("no_rope_layers", list)  # in spite of its name: 1 for a layer that rotates
     turns = turns or [(layer + 1) % period for layer in range(layers)]
     if len(turns) < layers or any(type(turn) is not int for turn in turns):
-        raise ModelError(
-            f"{config.where}: config.json does not say for each layer in no_rope_layers if it rotates"
-        )
+        raise ModelError(f"{config.where}: no_rope_layers in config.json is no number for each layer")
     return frozenset(layer for layer in range(layers) if not turns[layer])
 
 

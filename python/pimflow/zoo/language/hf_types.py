@@ -128,7 +128,7 @@ class ModelType:
         Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
         that ``pattern`` or the key ``layer_types`` says.
     unturned_period : int
-        n if each n-th layer does not rotate queries and keys and the configuration does not say which; else 0.
+        n if each n-th layer rotates nothing unless the configuration says which layers do; else 0.
     has_experts : bool
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the configuration says it.
