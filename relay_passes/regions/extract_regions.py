@@ -27,7 +27,15 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import is_pure_reshape, layer_name, main_bindings, operator, roles, shape
+from pimflow.relay_passes.flat import (
+    is_pure_reshape,
+    layer_name,
+    main_bindings,
+    operator,
+    roles,
+    shape,
+    weight_types,
+)
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import (
@@ -65,7 +73,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     extra_outputs = {var for group in groups for var in group.extra_outputs}
     copy_reasons = input_copy_reasons(mod, groups, views=views)
-    regions, role_of = [], roles(mod)
+    regions, role_of, types = [], roles(mod), weight_types(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
@@ -84,6 +92,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         region = replace(
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
+        if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
+            region = replace(region, geometry=replace(region.geometry, weights=kind))
         regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
     if len({r.name for r in regions}) != len(regions):

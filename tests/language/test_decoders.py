@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Experts
 from pimflow.zoo.language.reference import ReferenceDecoder
@@ -225,4 +225,7 @@ def test_the_bound_of_rows_is_the_share_that_was_worked_out_by_hand():
     row_bytes = 16 * 32 * 32
     alone = row_limited_ns(row_bytes, 1, pim, 1)
     assert alone == pytest.approx((64 + 75) / (1 - 350 / 1900) * 1.142857142857143)
+    elements = row_bytes // 2
+    assert min_read_ns(elements, 1, pim, "fp16", 1) == pytest.approx((64 + 75) * 1.142857142857143)
+    assert min_read_ns(8 * elements, 4, pim, "fp16", 8) == pytest.approx((256 + 75) * 1.142857142857143)
     assert row_limited_ns(8 * row_bytes, 4, pim, 8) == pytest.approx(alone * (4 * 64 + 75) / (64 + 75))

@@ -176,11 +176,13 @@ def test_experts_are_those_that_were_written(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(Kind.Q8_0, 8), (Kind.Q4_1, 4), (Kind.Q4_0, 4), (Kind.F16, 11)])
-def test_blocks_of_few_bits_are_widened(tmp_path, kind, bits):
+def test_blocks_of_few_bits_keep_their_type(tmp_path, kind, bits):
     """Each weight is off by no more than a step of its block of 32."""
     weights = draw(True)
     model = open_language_model(write(tmp_path / "small.gguf", weights, kind))
-    assert model.weights == f"{kind.name}, F32, widened"
+    narrow = kind != Kind.F16
+    assert model.weights == f"{kind.name}, F32" + ("" if narrow else ", widened")
+    assert set(model.decoder.weight_types.values()) == ({kind.name.lower()} if narrow else set())
     stored = zoo.decoder_weights(model.decoder)
     for name, value in weights.items():
         step = np.ptp(value) / 2 ** (bits - 1) if value.ndim == 2 else 0
@@ -274,7 +276,8 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
         tokens.append(int(logits[-1].argmax()))
         logits = reference.step(np.array(tokens[-1:]))
     assert generation.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
-    assert generation.weights == "Q8_0, F32, widened to fp16" and generation.verified
+    assert generation.weights == "Q8_0, F32" and generation.verified
+    assert generation.weights_in_pim == "PIM stores q8_0 widened to fp16, which its multipliers take"
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ class ProgramReport:
     @classmethod
     def from_program(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
         """From a program, which `engine` times on `spec`."""
+        spec = spec.with_weights_of(program)
         timing = engine.time_program(program, spec)
         clocks = max(timing.cycles * len(timing.channel_cycles), 1)
         bursts = timing.gwrite_bursts + timing.commands.get("READRES", 0) * program.readres_bursts

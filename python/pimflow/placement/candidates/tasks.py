@@ -134,7 +134,7 @@ class TaskBuilder:
             readres_bursts=run.readres_bursts,
             banks=run.banks,
         )
-        energy = pim_energy_pj(counts, system.pim, system.dtype)
+        energy = pim_energy_pj(counts, system.pim.with_weights(run.weights, system.dtype), system.dtype)
         task = Task(
             label=f"{name} (PIM)",
             resource="pim",
@@ -308,7 +308,7 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
     """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry
     if filter_bytes is None or layer is None:
-        return region.kernel.weight_elements * element
+        return region.weight_bytes(dtype)
     return (region.kernel.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UsageError
+from pimflow.weight_types import WEIGHT_TYPES
 
 Shape = tuple[int, ...]
 
@@ -101,6 +102,9 @@ class Decoder:
         Whether the zoo has trained weights; else they are drawn.
     file : str
         Path of the GGUF file with its weights, if there is one.
+    weight_types : mapping of str to str
+        By name of a weight, the type of `weight_types.WEIGHT_TYPES` in which it is stored; of all others it
+        is that of the device.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
     source : str
@@ -144,15 +148,16 @@ class Decoder:
     tied: bool = False
     trained: bool = False
     file: str = ""
+    weight_types: Mapping[str, str] = field(default_factory=dict, hash=False)
     text: str = ""
     source: str
 
     def __post_init__(self) -> None:
         allowed = dict(norm=NORMS, positions=POSITIONS, activation=ACTIVATIONS, query_norm=QUERY_NORMS)
-        for field, choices in allowed.items():
-            if getattr(self, field) not in choices:
+        for name, choices in allowed.items():
+            if getattr(self, name) not in choices:
                 raise ModelError(
-                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of "
+                    f"decoder '{self.name}': {name} is '{getattr(self, name)}'; one of "
                     f"{', '.join(choices)} "
                     "is supported"
                 )
@@ -173,6 +178,24 @@ class Decoder:
             raise ModelError(f"decoder '{self.name}': has experts with biases: not supported")
         if len(self.windows) not in (0, self.layers):
             raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
+
+    def with_weights(self, kind: str) -> Decoder:
+        """The decoder with all matrices and the table of tokens stored in a type; raises `UsageError`.
+
+        A matrix must be of whole blocks along its inputs. Norms, biases and positions keep their type.
+        """
+        inputs = {
+            name: shape[1] if name.endswith(".table") else shape[0]
+            for name, shape in self.weights().items()
+            if len(shape) == 2 and name != "positions.table"
+        }
+        for name, size in inputs.items():
+            if not WEIGHT_TYPES[kind].holds(size):
+                raise UsageError(
+                    f"'{self.name}': '{name}' has {size} inputs, no whole blocks of the "
+                    f"{WEIGHT_TYPES[kind].block} values that share a scale in {kind}; choose another type"
+                )
+        return replace(self, weight_types=dict.fromkeys(inputs, kind))
 
     @property
     def turned_size(self) -> int:

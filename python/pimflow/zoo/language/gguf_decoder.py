@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
+from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.language import angle_scaling
 from pimflow.zoo.language.angle_scaling import AngleScaling
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder, Experts, Shape
@@ -171,7 +172,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
     )
     table.require_all_read()
     _require_tensors(file, decoder)
-    return decoder
+    return replace(decoder, weight_types=_weight_types(file, decoder))
 
 
 def _require_whole_model(file: GgufFile, family: str, where: str) -> None:
@@ -358,6 +359,18 @@ def _place(file: GgufFile, decoder: Decoder, name: str) -> tuple[str, int]:
         gated = f"layers.{block[1]}.gate.weight" in decoder.block_weights(int(block[1]))
         stored, begin = "ffn_up", decoder.feed_forward if gated and part == "up" else 0
     return f"{prefix}{stored}.{suffix}", begin
+
+
+def _weight_types(file: GgufFile, decoder: Decoder) -> dict[str, str]:
+    """Types of the matrices that are stored in blocks; others are widened, or as wide as the device's."""
+    kinds = {
+        name: file.tensor(_place(file, decoder, name)[0]).kind.name.lower()
+        for name, shape in decoder.weights().items()
+        if len(shape) == 2
+    }
+    return {
+        name: kind for name, kind in kinds.items() if kind in WEIGHT_TYPES and WEIGHT_TYPES[kind].block > 1
+    }
 
 
 def weight(path: str, name: str) -> np.ndarray:

@@ -70,6 +70,8 @@ class GraphBuilder:
             metadata["trained"] = self.decoder.name
         if self.decoder.file:
             metadata["file"] = self.decoder.file
+        if name in self.decoder.weight_types:
+            metadata["stored"] = self.decoder.weight_types[name]
         helper.set_model_props(value, metadata)
         self.weights[name] = value
         return name
