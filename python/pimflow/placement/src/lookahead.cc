@@ -131,7 +131,7 @@ class LabelSearch::Lookahead {
   /*! \brief Add a group in the states with flags from `first_flags` to `last_flags`. */
   void AddGroup(const Group& group, uint32_t first_flags, uint32_t last_flags) {
     if (!group.is_possible || !search_.CanComplete(group, k_)) return;
-    Reading reading{group.transform_ns, group.transform_pj, 0};
+    Reading reading{group.reading->transform_ns, group.reading->transform_pj, 0};
     for (const auto& [result, is_deferred] : reads_[group.begin - begin_]) {
       const Access& access = result->by_group[group.number];
       if (!access.reads) continue;
@@ -165,8 +165,8 @@ class LabelSearch::Lookahead {
     double* loads = Loads(group.begin, flags);
     for (size_t i = 0; i < table.mixes; ++i) {
       double load = sum + expansion.load_bounds[first_load_bound_ + i] + (next ? next[i] : end_bound);
-      if (group.transform_resource >= 0) {
-        load += transform * search_.mixes_[segment_.mixes[k_][i]][group.transform_resource];
+      if (group.reading->transform_resource >= 0) {
+        load += transform * search_.mixes_[segment_.mixes[k_][i]][group.reading->transform_resource];
       }
       loads[i] = std::min(loads[i], load);
     }
