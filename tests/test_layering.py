@@ -78,6 +78,7 @@ INSIDE = {
         "accel_sim": {".", "pim", "gpu"},
         "ramulator": {".", "pim"},
         "exports": {".", "pim"},
+        "serving": set(),
     },
     "tvm_extension": {".": {"relay"}},
     "zoo": {".": {"foreign", "language"}},
