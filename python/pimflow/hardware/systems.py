@@ -249,6 +249,11 @@ class System(OptionSet, group="system"):
         weights = f" weights streamed {self.copy_ahead}" if self.streams_weights else ""
         return f"{fields_text(dataclasses.replace(self, sources={}))}{sharing}{launches}{weights}"
 
+    def without_sources(self) -> System:
+        """A copy without the sources of its numbers, which no result depends on."""
+        gpu, pim = dataclasses.replace(self.gpu, sources={}), dataclasses.replace(self.pim, sources={})
+        return dataclasses.replace(self, sources={}, gpu=gpu, pim=pim)
+
     def __repr__(self) -> str:
         """One line: the devices, and how channels are shared; `identity` has all fields."""
         pim = f"{self.pim_channels} of {self.gpu.memory_channels} channels with {self.pim.name}"
