@@ -148,7 +148,15 @@ class PimTarget:
     def identity(self) -> str:
         """The cache key of results for this device."""
         pim = replace(self.pim, sources={})
-        return repr((fields_text(pim) + pim.narrow_text, self.channels, self.dtype, self.profiler.identity, self.level))
+        return repr(
+            (
+                fields_text(pim) + pim.narrow_text,
+                self.channels,
+                self.dtype,
+                self.profiler.identity,
+                self.level,
+            )
+        )
 
     def device(self, geometry: ConvGeometry) -> PimSpec:
         """The device as it is for the weights of a layer; only the strict timing knows narrow ones."""
