@@ -48,6 +48,7 @@ FAMILIES = {
     "primitives": {"profile"},
     "profile": set(),
     "run": set(),
+    "serve": {"generate"},
     "simulate": set(),
     "sweep": {"profile"},
 }
@@ -78,6 +79,7 @@ INSIDE = {
         "accel_sim": {".", "pim", "gpu"},
         "ramulator": {".", "pim"},
         "exports": {".", "pim"},
+        "serving": set(),
     },
     "tvm_extension": {".": {"relay"}},
     "zoo": {".": {"foreign", "language"}},
@@ -121,6 +123,9 @@ WITHOUT_TVM = (
         "commands.shared.layer_details",
         "commands.pages.pages",
         "commands.generate.generation",
+        "commands.serve.report",
+        "commands.serve.request_traces",
+        "commands.serve.step_grid",
     ),
 )
 WITH_TVM = ("fusion.kernels", "primitives.kernels")

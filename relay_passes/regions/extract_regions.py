@@ -39,6 +39,7 @@ from pimflow.relay_passes.flat import (
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import (
+    LOOKUP,
     OPAQUE,
     KernelGroup,
     attention_kernels,
@@ -48,7 +49,7 @@ from pimflow.relay_passes.regions.kernel_groups import (
 from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 # Operators that schedules inline (`ScheduleCpu`).
-_CHEAP = (*MOVES, *GATHERS, "add", "subtract", "")
+_CHEAP = (*MOVES, *GATHERS, LOOKUP, "add", "subtract", "")
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
@@ -234,6 +235,7 @@ def _kernel_shape(
             i for i, v in enumerate(operands) if v in group.fusible_inputs and v not in extra_outputs
         ),
         weight_elements=sum(_elements(a) for b in group.bindings for a in getattr(b.value, "args", ())),
+        unread_weight_elements=sum(_unread_elements(b.value) for b in group.bindings),
         extra_output_elements=sum(math.prod(shape(v)) for v in group.extra_outputs),
         workspace_elements=_workspace_elements(group),
         pooling=pooling_geometry(group.anchor) if group.anchor is not None else None,
@@ -329,6 +331,13 @@ def _anchor_inputs(group: KernelGroup) -> set[relax.Var]:
 
 def _elements(expr: relax.Expr) -> int:
     return math.prod(expr.value.shape) if isinstance(expr, tvm.ir.GenericConst) else 0
+
+
+def _unread_elements(value: relax.Expr) -> int:
+    """Elements of a constant table that a look-up does not read: at most as many as it returns."""
+    if operator(value) != LOOKUP:
+        return 0
+    return max(_elements(value.args[0]) - math.prod(shape(value)), 0)
 
 
 def _kinds(bindings: Sequence[relax.VarBinding]) -> list[str]:

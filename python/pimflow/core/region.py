@@ -393,6 +393,8 @@ class KernelShape:
     fusible_inputs : tuple of int
         Positions of those inputs whose deferred epilogue the kernel can apply as it reads them, if no earlier
         region reads them.
+    weight_elements, unread_weight_elements : int
+        Elements of constants, and those that it does not read: a look-up reads the rows that it is asked for.
     extra_output_elements : int
         Elements of extra outputs: tensors before its anchor that other regions read too.
     workspace_elements : int
@@ -415,6 +417,7 @@ class KernelShape:
     has_anchor: bool = True
     fusible_inputs: tuple[int, ...] = (0,)
     weight_elements: int = 0
+    unread_weight_elements: int = 0
     extra_output_elements: int = 0
     workspace_elements: int = 0
     append_elements: int = 0
@@ -423,6 +426,11 @@ class KernelShape:
     operations: int = 0
     multiplications: int = 0
     parts: tuple[Region, ...] = ()
+
+    @property
+    def read_weight_elements(self) -> int:
+        """Elements of constants that the kernel reads."""
+        return self.weight_elements - self.unread_weight_elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,11 +461,12 @@ _FIELD_BY_KEY = {
     "product": "kernel.product", "operations": "kernel.operations",
     "multiplications": "kernel.multiplications", "attention": "attention", "parts": "kernel.parts",
     "appended_elements": "kernel.append_elements", "clipped": "epilogue.clip_bounds",
+    "unread_weight_elements": "kernel.unread_weight_elements",
 }  # fmt: skip
 # Keys on which `RegionGraph.digest` does not depend; attention is a part of its own there.
 _KEYS_BESIDE_DIGEST = {
     *("prologue_kernels", "taken_inputs", "workspace_elements", "product", "operations", "multiplications"),
-    *("attention", "parts", "appended_elements", "clipped"),
+    *("attention", "parts", "appended_elements", "clipped", "unread_weight_elements"),
 }
 
 

@@ -250,6 +250,11 @@ class System(OptionSet, group="system"):
         fields = fields_text(dataclasses.replace(self, sources={}))
         return f"{fields}{sharing}{launches}{weights}{self.pim.narrow_text}"
 
+    def without_sources(self) -> System:
+        """A copy without the sources of its numbers, which no result depends on."""
+        gpu, pim = dataclasses.replace(self.gpu, sources={}), dataclasses.replace(self.pim, sources={})
+        return dataclasses.replace(self, sources={}, gpu=gpu, pim=pim)
+
     def __repr__(self) -> str:
         """One line: the devices, and how channels are shared; `identity` has all fields."""
         pim = f"{self.pim_channels} of {self.gpu.memory_channels} channels with {self.pim.name}"

@@ -46,7 +46,7 @@ class LayerSize:
     @classmethod
     def from_region(cls, region: Region, dtype: str) -> LayerSize:
         """From a region, with the storage type `dtype`."""
-        elements = sum(region.input_elements) + region.kernel.weight_elements + region.output_elements
+        elements = sum(region.input_elements) + region.kernel.read_weight_elements + region.output_elements
         return cls(
             operators=tuple(region.operators),
             input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
