@@ -138,6 +138,20 @@ def roles(mod: tvm.IRModule) -> dict[str, str]:
     return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
 
 
+WEIGHT_TYPES = "pimflow.weight_types"
+
+
+def with_weight_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
+    """`mod` with types in which weights are stored, by layer name, as an attribute of ``main``."""
+    mod["main"] = mod["main"].with_attr(WEIGHT_TYPES, types)
+    return mod
+
+
+def weight_types(mod: tvm.IRModule) -> dict[str, str]:
+    """Types of weights by layer name, as `with_weight_types` stored them; passes preserve them like roles."""
+    return {str(layer): str(kind) for layer, kind in main_attribute(mod, WEIGHT_TYPES).items()}
+
+
 FUSED = "pimflow.fused"
 
 

@@ -10,10 +10,12 @@ from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, 
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
 from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
+from pimflow.relay_passes.canonical.merge_bias import MergeBias
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
 from pimflow.relay_passes.canonical.plain_slices import PlainSlices
 from pimflow.relay_passes.canonical.plain_softmax import PlainSoftmax
+from pimflow.relay_passes.canonical.plane_convolutions import PlaneConvolutions
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.canonical.recognise_clip import RecogniseClip
@@ -67,12 +69,11 @@ class Canonicalise:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         pushed: dict[str, np.ndarray] = {}
+        mod = PlaneConvolutions()(SingleResults()(EvaluateConstants()(mod)))
         names = [b.var.name for b in _anchors(mod)]
         transform = relax.transform
         mod = tvm.transform.Sequential(
             [
-                EvaluateConstants(),
-                SingleResults(),
                 IntegerReductions(),
                 PlainAxes(),
                 PlainSlices(),
@@ -80,6 +81,7 @@ class Canonicalise:
                 FoldPadding(),
                 PlainActivations(),
                 RecogniseClip(),
+                MergeBias(),
                 transform.FoldBatchnormToConv2D(),
                 transform.DecomposeOpsForInference(),
                 EvaluateConstants(),
@@ -89,6 +91,7 @@ class Canonicalise:
                 SinkLayout(),
                 EvaluateConstants(),
                 CompileConstants(),
+                PlainSlices(),  # again: only now are all indices constants
                 PlainSoftmax(),
                 FlattenProducts(),
                 PushBias(pushed),

@@ -1,7 +1,8 @@
-"""Single elements along an axis as slices, which need no kernel of their own."""
+"""Elements at constant places along an axis as slices, which need no kernel of their own."""
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -12,11 +13,13 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 class PlainSlices:
     """Make ``take`` at one constant index a slice: a kernel reads it in place, or it is a view.
 
-    A concatenation of one tensor is that tensor.
+    Indices in one or two runs of neighbours are slices too: that is how exporters write a rolled axis. A
+    concatenation of one tensor is that tensor.
 
     Rewrite: ``concat((x,)) -> x``,
-    ``take(x, i, axis) -> squeeze(strided_slice(x, [axis], [i], [i + 1]), [axis])``.
-    Preserves: values exactly, names. A constant index out of bounds stays.
+    ``take(x, i, axis) -> squeeze(strided_slice(x, [axis], [i], [i + 1]), [axis])``,
+    ``take(x, [i, …, n - 1, 0, …, i - 1], axis) -> concat((strided_slice(x, …), strided_slice(x, …)), axis)``.
+    Preserves: values exactly, names. Constant indices out of bounds stay.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -29,16 +32,30 @@ class PlainSlices:
             if operator(value) != "take" or value.attrs.axis is None:
                 return None
             x, index = value.args
-            is_one = isinstance(index, tvm.ir.GenericConst) and index.value.ndim == 0
-            if not is_one or isinstance(x, tvm.ir.GenericConst):
+            if not isinstance(index, tvm.ir.GenericConst) or isinstance(x, tvm.ir.GenericConst):
                 return None
-            dims, axis = shape(x), int(value.attrs.axis) % len(shape(x))
-            begin = int(index.value.numpy())
+            dims, axis, places = shape(x), int(value.attrs.axis) % len(shape(x)), index.value.numpy()
             first = 0 if value.attrs.mode == "clip" else -dims[axis]  # PyTorch's importer counts from the end
-            if not first <= begin < dims[axis]:
+            if places.ndim > 1 or not places.size or places.min() < first or places.max() >= dims[axis]:
                 return None
-            begin %= dims[axis]
-            part = relax.op.strided_slice(x, [axis], [begin], [begin + 1], assume_inbound=True)
-            return relax.op.squeeze(builder.emit(part, name_hint=f"{var.name}_part"), [axis])
+            runs = _runs(places.reshape(-1) % dims[axis])
+            if len(runs) > (2 if places.ndim else 1):
+                return None
+            parts = [
+                builder.emit(
+                    relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True),
+                    name_hint=f"{var.name}_part",
+                )
+                for begin, end in runs
+            ]
+            if places.ndim == 0:
+                return relax.op.squeeze(parts[0], [axis])
+            return relax.op.concat(parts, axis) if len(parts) > 1 else parts[0]
 
         return rebuild(mod, rewrite)
+
+
+def _runs(places: np.ndarray) -> list[tuple[int, int]]:
+    """First index, and that behind the last, of each run of neighbours."""
+    breaks = np.flatnonzero(np.diff(places) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(places, breaks)]

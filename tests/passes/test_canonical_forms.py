@@ -29,8 +29,27 @@ def test_one_element_is_a_slice(index, axis):
     is_left(PlainSlices, after)
 
 
-def test_several_elements_and_those_out_of_bounds_are_left():
-    is_left(PlainSlices, module(lambda emit, x: relax.op.take(x, relax.const([1, 2], "int64"), 1)))
+@pytest.mark.parametrize(
+    ("indices", "axis", "kinds"),
+    [
+        ([1, 2], 1, ["strided_slice"]),
+        ([2, 3, 0, 1], 2, ["strided_slice", "strided_slice", "concat"]),
+        ([-1, 0, 1, 2], -1, ["strided_slice", "strided_slice", "concat"]),
+    ],
+    ids=["neighbours", "rolled", "rolled from the end"],
+)
+def test_runs_of_elements_are_slices(indices, axis, kinds):
+    before = module(
+        lambda emit, x: relax.op.take(x, relax.const(indices, "int64"), axis, mode="wrap"), dims=(2, 3, 4, 4)
+    )
+    after = PlainSlices()(before)
+    assert operators(after) == kinds
+    assert same_bits(before, after)
+    is_left(PlainSlices, after)
+
+
+def test_scattered_elements_and_those_out_of_bounds_are_left():
+    is_left(PlainSlices, module(lambda emit, x: relax.op.take(x, relax.const([0, 2, 1], "int64"), 1)))
     is_left(PlainSlices, module(lambda emit, x: relax.op.take(x, relax.const(3, "int64"), 1, mode="clip")))
     is_left(PlainSlices, module(lambda emit, x: relax.op.take(x, relax.const(-1, "int64"), 1, mode="clip")))
 

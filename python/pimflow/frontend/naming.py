@@ -9,17 +9,20 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.canonical.canonicalise import ANCHORS
+from pimflow.relay_passes.canonical.plane_convolutions import LIFTED
 from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
+
+_PRODUCTS = (*ANCHORS, *LIFTED)
 
 
 def anchor_of(result: relax.Var, builder: relax.BlockBuilder) -> relax.Var | None:
     """The variable of the convolution or product that `result` is, or that `result` adds a bias to."""
     value = builder.lookup_binding(result)
-    if operator(value) in ANCHORS:
+    if operator(value) in _PRODUCTS:
         return result
     for inner in value.args if operator(value) in ("add", "multiply") else ():
         bound = builder.lookup_binding(inner) if isinstance(inner, relax.Var) else None
-        if bound is not None and operator(bound) in ANCHORS:
+        if bound is not None and operator(bound) in _PRODUCTS:
             return inner
     return None
 

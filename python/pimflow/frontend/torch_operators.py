@@ -60,6 +60,15 @@ def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
     return result if scale == 1 else emit(op.multiply(relax.const(float(scale), dtype), result))
 
 
+def _linear(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
+    """Convert ``linear`` in the type of its operand; the importer's result is always fp32."""
+    x, weight, *given = importer.retrieve_args(node)
+    emit = importer.block_builder.emit
+    product = emit(relax.op.matmul(x, emit(relax.op.permute_dims(weight))))
+    bias = given[0] if given else node.kwargs.get("bias")
+    return product if bias is None else emit(relax.op.add(product, bias))
+
+
 def _reflect(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
     """Convert ``reflection_pad`` as the importer of ONNX does."""
     x, widths = importer.retrieve_args(node)[:2]
@@ -128,6 +137,9 @@ def _index(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
 KEPT_OPERATORS = (
     *(f"reflection_pad{axes}d.default" for axes in (1, 2, 3)),
     "pad.default",
+    # Else they are batched products of weights that are repeated, where the operand is a permuted view.
+    "linear.default",
+    "matmul.default",
     *torch_resize.CONVERTERS,
 )
 # By name of the operator, as TVM's importer takes it.
@@ -137,6 +149,7 @@ CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "div.Scalar_mode": _divide,
     "elu.default": _elu,
     "index.Tensor": _index,
+    "linear.default": _linear,
     "pad.default": _pad,
     **dict.fromkeys(KEPT_OPERATORS[:3], _reflect),
     **torch_pooling.CONVERTERS,

@@ -28,7 +28,7 @@ from pimflow.commands.generate.language import LanguageModel, open_language_mode
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
-from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
+from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
@@ -43,6 +43,7 @@ from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
+from pimflow.simulators.pim.timing import STRICT
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -151,6 +152,8 @@ def generate(
         Whether prompts are what a user says, to be written as the model's chat template has it.
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    weight_type : str
+        Type in which weights of the zoo are stored, quantised once: of `weight_types.WRITTEN_TYPES`.
     assume_room : bool
         Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
@@ -173,7 +176,7 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer)
+    language = open_language_model(model, options.tokenizer, options.weight_type)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
@@ -351,7 +354,8 @@ class _TokenGenerator:
         return DecodeCostModel(
             step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
             bound_ns=lambda tokens: shared_bound_ns(
-                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses)
+                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses),
+                pim_share(decode.search_result.system),
             ),
             context=self.job.context,
             batch=self.job.batch,
@@ -459,7 +463,8 @@ def _model_bound_ns(
     kv_elements = job.language.kv_elements / decoder.layers
     block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
     output = weight_times(head.graph, job.batch, head.system)
-    return shared_bound_ns([*(part.scale(decoder.layers) for part in block), output])
+    parts = [*(part.scale(decoder.layers) for part in block), *output]
+    return shared_bound_ns(parts, pim_share(head.system))
 
 
 def _resident_bytes(search_result: SearchResult) -> int:
@@ -470,6 +475,18 @@ def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
+
+
+def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
+    """How PIM stores weights of narrow types; None if there are none."""
+    kinds = dict.fromkeys(language.decoder.weight_types.values()) if language.decoder else {}
+    if not kinds:
+        return None
+    narrow = [kind for kind in kinds if system.pim.takes(kind, system.dtype) and system.timing == STRICT]
+    widened = ", ".join(kind for kind in kinds if kind not in narrow)
+    parts = [f"PIM stores {', '.join(narrow)} as they are"] * bool(narrow)
+    parts += [f"PIM stores {widened} widened to {system.dtype}, which its multipliers take"] * bool(widened)
+    return "; ".join(parts)
 
 
 def _violations(checks: Sequence[Verification]) -> int | None:
@@ -492,6 +509,7 @@ def _report(
         weights=f"{language.weights} to {system.dtype}"
         if "widened" in language.weights
         else language.weights,
+        weights_in_pim=_weights_in_pim(language, system),
         system=system.name,
         gpu=system.gpu.name,
         pim=system.pim.name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pimflow.core.keywords import check_keywords
 from pimflow.core.options import OptionSet, option
 from pimflow.errors import UsageError
+from pimflow.weight_types import WRITTEN_TYPES
 
 _REPEAT = "; repeat it for several at once, of any lengths"
 
@@ -62,6 +63,13 @@ class GenerateOptions(OptionSet, group="network"):
         None,
         "--tokenizer FILE",
         "tokenizer.json, or the folder with it (default: the model's own, or what is beside the model)",
+    )
+    weight_type: str = option(
+        "fp16",
+        "--weight-type TYPE",
+        "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
+        "{choices}; a file has types of its own",
+        choices=WRITTEN_TYPES,
     )
     assume_room: bool = option(
         False,
