@@ -253,10 +253,10 @@ class _SkipAlternatives:
         # Folding always saves operations and memory.
         folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
-        pool_bytes = LiveBound(module).peak() * self._element_bytes
-        if pool_bytes <= max_bytes:
-            pool_bytes = estimate_pool_bytes(replace(self.network, module=module), self.system, self.fuse)
-        cost = (pool_bytes, flops(module))
+        cost = LiveBound(module).peak() * self._element_bytes, 0
+        if cost[0] <= max_bytes:
+            network = replace(self.network, module=module)
+            cost = estimate_pool_bytes(network, self.system, self.fuse), flops(module)
         alternative = _SkipAlternative(
             tuple(copies), transformation if applied_sites else "", applied_sites, folded, module, cost
         )
