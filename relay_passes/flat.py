@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tvm
@@ -15,7 +16,29 @@ from tvm import relax
 
 from pimflow.errors import UnsupportedOpError
 
+Analysis = TypeVar("Analysis")
 
+
+def cached_by_module(analysis: Callable[..., Analysis]) -> Callable[..., Analysis]:
+    """`analysis`, whose arguments are a module and keywords, with its results for the last two modules.
+
+    Callers get a copy of the result, with the same elements.
+
+    Whoever needs an analysis of a module again mostly does so at once. Results hold modules, which are large.
+    """
+
+    @functools.lru_cache(maxsize=2)
+    def cached(mod: tvm.IRModule, main: relax.Function, **keywords: bool) -> Analysis:
+        return analysis(mod, **keywords)
+
+    @functools.wraps(analysis)
+    def wrapper(mod: tvm.IRModule, **keywords: bool) -> Analysis:
+        return copy.copy(cached(mod, mod["main"], **keywords))  # passes may replace a module's `main`
+
+    return wrapper
+
+
+@cached_by_module
 def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     """Bindings of ``main`` in order; raises `UnsupportedOpError` if it is not in flat form."""
     body = mod["main"].body
@@ -26,24 +49,26 @@ def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     return bindings
 
 
-Analysis = TypeVar("Analysis")
+Result = TypeVar("Result")
 
 
-def cached_by_module(analysis: Callable[..., list[Analysis]]) -> Callable[..., list[Analysis]]:
-    """`analysis`, whose arguments are a module and keywords, with its results for the last two modules.
+class StructureCache:
+    """Results of a computation on TVM's nodes, by their structure.
 
-    Whoever needs an analysis of a module again mostly does so at once. Results hold modules, which are large.
+    A result has the names of variables of the first node with that structure: good to measure, not to build.
     """
 
-    @functools.lru_cache(maxsize=2)
-    def cached(mod: tvm.IRModule, main: relax.Function, **keywords: bool) -> list[Analysis]:
-        return analysis(mod, **keywords)
+    def __init__(self) -> None:
+        self._results: dict[Hashable, list[tuple[tvm_ffi.Object, Any]]] = {}
 
-    @functools.wraps(analysis)
-    def wrapper(mod: tvm.IRModule, **keywords: bool) -> list[Analysis]:
-        return list(cached(mod, mod["main"], **keywords))  # passes may replace a module's `main`
-
-    return wrapper
+    def result(self, key: Hashable, node: tvm_ffi.Object, compute: Callable[[Any], Result]) -> Result:
+        """``compute(node)``, computed once for each `key` and structure."""
+        results = self._results.setdefault((key, tvm_ffi.structural_hash(node)), [])
+        for other, result in results:
+            if tvm_ffi.structural_equal(other, node):
+                return result
+        results.append((node, compute(node)))
+        return results[-1][1]
 
 
 def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:
@@ -111,6 +136,20 @@ def roles(mod: tvm.IRModule) -> dict[str, str]:
     Passes preserve the attribute and the names of layers, so a role can be looked up by layer at any time.
     """
     return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
+
+
+WEIGHT_TYPES = "pimflow.weight_types"
+
+
+def with_weight_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
+    """`mod` with types in which weights are stored, by layer name, as an attribute of ``main``."""
+    mod["main"] = mod["main"].with_attr(WEIGHT_TYPES, types)
+    return mod
+
+
+def weight_types(mod: tvm.IRModule) -> dict[str, str]:
+    """Types of weights by layer name, as `with_weight_types` stored them; passes preserve them like roles."""
+    return {str(layer): str(kind) for layer, kind in main_attribute(mod, WEIGHT_TYPES).items()}
 
 
 FUSED = "pimflow.fused"
@@ -383,6 +422,7 @@ def tensor_bytes(tensor: relax.Expr) -> int:
     return math.prod(shape(tensor)) * element_bytes(tensor)
 
 
+@cached_by_module
 def use_counts(mod: tvm.IRModule) -> Counter[relax.Var]:
     """How many bindings of ``main`` use each variable; the result of ``main`` counts as a use."""
     read = [*(binding.value for binding in main_bindings(mod)), mod["main"].body.body]

@@ -22,7 +22,7 @@ from pimflow.core.region import ConvGeometry
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
-from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.decoder import Decoder, Experts
 from pimflow.zoo.language.graph import step_graph
 
 EXTENTS = (1, 3, 17, 129)  # odd ones: no tile divides them
@@ -91,7 +91,9 @@ def network_kernels(model: object, dtype: str, context: int | None = None) -> Pl
     return PlainKernels.from_network(prepared.network.module, system)
 
 
-def decoder_kernels(query_heads: int, context: int, dtype: str) -> PlainKernels:
+def decoder_kernels(
+    query_heads: int, context: int, dtype: str, experts: Experts | None = None
+) -> PlainKernels:
     """The kernels of a step of a small decoder with two heads of keys and values."""
     decoder = Decoder(
         name="small",
@@ -101,6 +103,7 @@ def decoder_kernels(query_heads: int, context: int, dtype: str) -> PlainKernels:
         kv_heads=2,
         head_size=32,
         feed_forward=160,
+        experts=experts,
         vocabulary=61,
         max_context=1024,
         source="scripts/kernel_cases.py",

@@ -5,7 +5,8 @@
 
 A cell has how many of 16 tokens are those that transformers generates greedily; `refused` with the number
 of the line that says why, before anything is printed; or `not written` where the exporter fails. Results are
-kept in a file, so that several runs fill one table. Needs torch, transformers, onnxscript and gguf.
+kept in a file, so that several runs fill one table: a cell that is there is not run again. Needs torch,
+transformers, onnxscript and gguf.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def main() -> None:
     families = list(FAMILIES) if args.families == "all" else [f for f in args.families.split(";") if f]
     for family in families:
         for form in [form for form in args.forms.split(";") if form] or list(FORMS):
-            results.setdefault(family, {})[form] = cell = run_cell(family, form)
+            if form in results.setdefault(family, {}):
+                continue
+            results[family][form] = cell = run_cell(family, form)
             print(f"{family} / {form}: {cell}", flush=True)
             args.results.write_text(json.dumps(results, indent=1))
     if args.update:

@@ -80,10 +80,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"n_layer": 2, "n_head": 4}),
     "falcon": ("Falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.25}),
-    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_HALF}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 4, **_EXPERTS}),
+    "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS}),
+    "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     "deepseek_v3": (
         "DeepseekV3",
         {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **_EXPERTS, **_MLA},
@@ -298,6 +299,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if name == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if rope.get("rope_type") == "longrope":
@@ -321,7 +324,7 @@ def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarr
         if name.startswith("gemma") and label.endswith("norm.weight"):
             values = values + 1
         for part, count in (("q_proj", heads), ("k_proj", shared)):
-            if name in ("llama", "granite") and label.endswith((f"{part}.weight", f"{part}.bias")):
+            if name in ("llama", "granite", "smollm3") and label.endswith((f"{part}.weight", f"{part}.bias")):
                 values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if name == "gpt2" and label.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
             values = values.T

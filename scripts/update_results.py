@@ -15,6 +15,7 @@ PAGES = {
     "devices": "devices_compared.md",
     "memory": "memory.md",
     "decomposition": "decomposition.md",
+    "serving": "serving.md",
 }
 INSTANCES = "memory-instances"  # in a folder that is not part of the repository
 FUSED = (
@@ -39,6 +40,7 @@ TABLES = {
     "modes": ("verify_modes.py",),
     "sensitivity": ("sensitivity.py",),
     "sharing": ("compare_sharing.py", "--counts", "16,32"),
+    "serving": ("bench_serving.py", "--plot", "docs/serving.svg"),
     "devices-means": ("compare_devices.py", "means"),
     "devices-launches": ("compare_devices.py", "launches"),
     "devices-bounds": ("compare_devices.py", "bounds", "--pims", "newton-gddr6,aim-gddr6"),

@@ -132,8 +132,9 @@ def lower(
         "shares_accumulators": shares and len(channel_blocks[0]) > 1,
         "timing_only": limits.timing_only,
     }
+    stored = replace(geometry, weights=pim.weights or None)  # None: in the network's type
     return PimProgram(
-        **{**vars(request), "pixel_end": end},
+        **{**vars(request), "pixel_end": end, "geometry": stored},
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=dtype,
@@ -143,6 +144,7 @@ def lower(
         buffers=pim.global_buffers,
         buffer_columns=pim.buffer_columns,
         elements_per_column=pim.elements_per_column(dtype),
+        vector_bursts=pim.vector_bursts(dtype),
         result_lanes=pim.result_lanes,
         tile_gangs=schedule.gangs,
         readres_bursts=pim.readres_bursts(dtype),

@@ -38,6 +38,8 @@ if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and edi
     from pimflow.commands.memory.memory import NetworkMemory, plan_memory
     from pimflow.commands.primitives.select import select
     from pimflow.commands.run.run import Inference, Session, infer, run
+    from pimflow.commands.serve.report import Serving
+    from pimflow.commands.serve.serve import serve_sim
     from pimflow.commands.shared.options import NetworkOptions
     from pimflow.commands.shared.report import Report
     from pimflow.commands.shared.search import search, search_network
@@ -66,6 +68,8 @@ _NAMES_BY_MODULE = {
     "pimflow.commands.compile.relax_pipeline": "relax_pipeline",
     "pimflow.commands.shared.report": "Report",
     "pimflow.commands.run.run": "Inference Session infer run",
+    "pimflow.commands.serve.report": "Serving",
+    "pimflow.commands.serve.serve": "serve_sim",
     "pimflow.commands.shared.search": "search search_network",
     "pimflow.commands.primitives.select": "select",
     "pimflow.commands.simulate.simulate": "simulate",
@@ -104,6 +108,8 @@ __all__ = [  # explicit, for type checkers
     "Session",
     "infer",
     "run",
+    "Serving",
+    "serve_sim",
     "search",
     "search_network",
     "select",

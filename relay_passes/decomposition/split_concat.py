@@ -11,7 +11,9 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.decomposition.branches import ChannelwiseOperator
+from pimflow.relay_passes.decomposition.live_bound import LiveBound
 from pimflow.relay_passes.flat import (
+    cached_by_module,
     emit_as,
     layer_name,
     layer_names,
@@ -90,7 +92,14 @@ class SplitConcat:
 
 def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
     """Variables of the fconvs that `SplitConcat` treats, except those that it makes itself."""
-    return tuple(site.name for site in _sites(mod))
+    return tuple(unsplit_elements(mod))
+
+
+@cached_by_module
+def unsplit_elements(mod: tvm.IRModule) -> dict[str, int]:
+    """By `split_sites`, a lower bound of the elements that are live where its parts are concatenated."""
+    bound = LiveBound(mod)
+    return {site.name: bound.joined(site.parts) for site in _sites(mod)}
 
 
 def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:

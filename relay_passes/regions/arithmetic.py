@@ -57,6 +57,7 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
     """The arithmetic of several operators together; calls of other functions count as none."""
     products: list[Product] = []
     operations = multiplications = 0
+    lookups = {b.var: math.prod(shape(b.var)) for b in bindings if operator(b.value) == "take"}
     for binding in bindings:
         kind = operator(binding.value)
         if not kind:
@@ -67,6 +68,7 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
             op_products = [_dense_product(binding.value, product) for product in op_products]
         constants = [a.value.shape for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
         sizes = {math.prod(dims) for dims in constants}
+        sizes |= {lookups[arg] for arg in binding.value.args if arg in lookups}
         integers = any("int" in str(getattr(a.ty, "dtype", "")) for a in binding.value.args[:1])
         products += [
             replace(product, weighted=product.second_elements in sizes, integers=integers)

@@ -27,10 +27,19 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
-from pimflow.relay_passes.flat import is_pure_reshape, layer_name, main_bindings, operator, roles, shape
+from pimflow.relay_passes.flat import (
+    is_pure_reshape,
+    layer_name,
+    main_bindings,
+    operator,
+    roles,
+    shape,
+    weight_types,
+)
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import (
+    LOOKUP,
     OPAQUE,
     KernelGroup,
     attention_kernels,
@@ -40,7 +49,7 @@ from pimflow.relay_passes.regions.kernel_groups import (
 from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 # Operators that schedules inline (`ScheduleCpu`).
-_CHEAP = (*MOVES, *GATHERS, "add", "subtract", "")
+_CHEAP = (*MOVES, *GATHERS, LOOKUP, "add", "subtract", "")
 
 
 def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) -> RegionGraph:
@@ -64,7 +73,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     extra_outputs = {var for group in groups for var in group.extra_outputs}
     copy_reasons = input_copy_reasons(mod, groups, views=views)
-    regions, role_of = [], roles(mod)
+    regions, role_of, types = [], roles(mod), weight_types(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
@@ -83,6 +92,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         region = replace(
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
+        if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
+            region = replace(region, geometry=replace(region.geometry, weights=kind))
         regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
     if len({r.name for r in regions}) != len(regions):
@@ -224,6 +235,7 @@ def _kernel_shape(
             i for i, v in enumerate(operands) if v in group.fusible_inputs and v not in extra_outputs
         ),
         weight_elements=sum(_elements(a) for b in group.bindings for a in getattr(b.value, "args", ())),
+        unread_weight_elements=sum(_unread_elements(b.value) for b in group.bindings),
         extra_output_elements=sum(math.prod(shape(v)) for v in group.extra_outputs),
         workspace_elements=_workspace_elements(group),
         pooling=pooling_geometry(group.anchor) if group.anchor is not None else None,
@@ -319,6 +331,13 @@ def _anchor_inputs(group: KernelGroup) -> set[relax.Var]:
 
 def _elements(expr: relax.Expr) -> int:
     return math.prod(expr.value.shape) if isinstance(expr, tvm.ir.GenericConst) else 0
+
+
+def _unread_elements(value: relax.Expr) -> int:
+    """Elements of a constant table that a look-up does not read: at most as many as it returns."""
+    if operator(value) != LOOKUP:
+        return 0
+    return max(_elements(value.args[0]) - math.prod(shape(value)), 0)
 
 
 def _kinds(bindings: Sequence[relax.VarBinding]) -> list[str]:

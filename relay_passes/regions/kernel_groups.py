@@ -35,6 +35,7 @@ from pimflow.relay_passes.regions.read_order import ReadOrder
 # Operators that TVM lowers to kernels that it cannot fuse.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")
+LOOKUP = "take"
 # Maximum of operands and operators in the expression of one result, with all operators inlined. An operand
 # that is named twice counts twice: 60 sums of a tensor with itself would have 2^60 terms. The time in which
 # TVM compiles an expression grows faster than its size.
@@ -138,6 +139,7 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     - A kernel that computes with slices joins its only reader, if that is an elementwise operator or a copied
       concatenation; so do other elementwise kernels with the same only reader. So rotary positions are one
       kernel.
+    - The look-up of a product's second operand, as of the weights of experts, is a prologue of the product.
     - An operator that cannot join (it follows a call, a graph input, or a tensor with two readers) is a
       prologue of the first anchor that reads it, directly or through other prologues. If others read it too,
       that kernel also stores it.
@@ -356,7 +358,9 @@ class _Grouping:
             is_overtaken = self._order.is_overtaken(anchor.var, [b.var for b in inside], var)
             group.fusible_inputs |= set() if other_readers or is_overtaken else {var}
             producer = self._producers.get(var)
-            if producer is None or producer is group or producer.anchor is not None or not producer.fusible:
+            if producer is None or producer is group or not producer.fusible:
+                continue
+            if producer.anchor is not None and not _looks_up_operand(anchor, producer):
                 continue
             if not var.same_as(producer.result) or (reads_whole_tensors and producer.copies):
                 continue
@@ -455,6 +459,18 @@ def _is_split_join(binding: relax.VarBinding) -> bool:
     part = binding.var.name + PIM_SUFFIX
     return operator(binding.value) in ("concat", "add") and any(
         v.name == part for v in relax.analysis.free_vars(binding.value)
+    )
+
+
+def _looks_up_operand(anchor: relax.VarBinding, producer: KernelGroup) -> bool:
+    """Whether `producer` only looks up, in a constant, the second operand of the product `anchor`."""
+    if len(producer.bindings) > 1 or operator(anchor.value) != "matmul":
+        return False
+    lookup = producer.bindings[0]
+    return (
+        operator(lookup.value) == LOOKUP
+        and isinstance(lookup.value.args[0], tvm.ir.GenericConst)
+        and anchor.value.args[1].same_as(lookup.var)
     )
 
 

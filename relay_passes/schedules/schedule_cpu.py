@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from pimflow.primitives.primitive import STACK_BYTES
+from pimflow.relay_passes.flat import StructureCache
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import (
     loop_extent,
@@ -47,10 +48,24 @@ class ScheduleCpu:
     marked as scheduled.
     Preserves: values exactly, since the order of sums stays; signatures; functions that are already marked as
     scheduled, or are no nests of loops with static extents.
+
+    Parameters
+    ----------
+    cache : StructureCache, optional
+        Schedules that are used again for equal kernels.
     """
 
+    def __init__(self, cache: StructureCache | None = None):
+        self.cache = cache
+
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return rewrite_kernels(mod, _schedule)
+        cache = self.cache
+
+        def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:
+            """The schedule of `func`, from the cache if it has that."""
+            return _schedule(func) if cache is None else cache.result("ScheduleCpu", func, _schedule)
+
+        return rewrite_kernels(mod, schedule)
 
 
 def _schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:

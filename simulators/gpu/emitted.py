@@ -141,7 +141,7 @@ def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilin
     of_input = _slice_share(machine, pitch, batch.m * tilings.split, part_pitch)
     of_weights = _slice_share(machine, batch.k * element, batch.n * tilings.split, part_pitch)
     loads = batch.groups * tilings.split * iterations * tk * element
-    inputs, weights = loads * columns * batch.m / batch.window, loads * rows * batch.n
+    inputs, weights = loads * columns * batch.m / batch.window, loads * rows * batch.n * batch.weight_share
     stores = batch.outputs + 2 * partials
     slices = (inputs / of_input + weights / of_weights + stores) / machine.l2_rate
 
@@ -183,7 +183,7 @@ def simd_demand(batch: KernelBatch, machine: RooflineMachine, row: bool) -> Dema
     if row:  # each warp computes one output, and stores it by itself
         blocks = batch.groups * np.ceil(batch.n / (SIMD_THREADS / WARP))
         residual = np.maximum(batch.inputs - batch.k * batch.groups * element, 0.0)
-        steps = np.ceil(batch.k * element / (WARP * ACCESS_BYTES)) + EXTRA_STEPS
+        steps = np.ceil(batch.k * element * batch.weight_share / (WARP * ACCESS_BYTES)) + EXTRA_STEPS
         steps = steps + residual / (batch.n * batch.groups * element)
         lines = WARP * ACCESS_BYTES // LINE_BYTES
         of_weights = _slice_share(machine, batch.k * element, batch.n, ROTATION_BYTES, lines)

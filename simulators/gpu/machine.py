@@ -38,7 +38,7 @@ IMAGE_CHANNELS = 4
 KERNEL_SIZES = operator.attrgetter(
     *("m", "n", "k", "groups", "window", "macs", "input_bytes", "weight_bytes", "output_bytes"),
     *("layers", "blocks", "again_bytes", "tensor_macs", "fragments", "moved_fragments", "steps", "stride"),
-    "operations",
+    *("operations", "weight_share"),
 )
 
 
@@ -145,7 +145,7 @@ class KernelBatch:
         self.inputs, self.weights, self.outputs = (c.T for c in columns[6:9])
         self.layers, self.blocks, self.l2_rereads = (c.T for c in columns[9:12])
         self.tensor_macs, self.fragments, self.moved_fragments, self.steps = (c.T for c in columns[12:16])
-        self.stride, self.operations = (c.T for c in columns[16:18])
+        self.stride, self.operations, self.weight_share = (c.T for c in columns[16:19])
 
 
 class GemmTilings:

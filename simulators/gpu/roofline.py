@@ -106,10 +106,10 @@ def gemm_demand(batch: KernelBatch, machine: RooflineMachine, tilings: GemmTilin
 
     partials = batch.groups * batch.m * batch.n * (2 * ACCUMULATOR_BYTES) * tilings.extra_splits
     stores = batch.outputs + partials
-    loads = blocks * (tilings.tm + tilings.tn) * (k / tilings.split * element)
+    loads = blocks * (tilings.tm + tilings.tn * batch.weight_share) * (k / tilings.split * element)
     l2_bytes = loads + stores
     tile_stores = np.minimum(tilings.tm, batch.m) * np.minimum(tilings.tn, batch.n) * element
-    tile_loads = (tilings.tm + tilings.tn) * (k / tilings.split * element)
+    tile_loads = (tilings.tm + tilings.tn * batch.weight_share) * (k / tilings.split * element)
     port = blocks_per_sm * (tile_loads + tile_stores)
     l2 = np.maximum(l2_bytes / machine.l2_rate, port / machine.port_rate)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
@@ -44,6 +45,7 @@ def min_work_ns(
 
     It holds for both timings. `pixels` are the output pixels to compute, all by default.
     """
+    pim = pim.with_weights(geometry.weights, dtype)
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
     def cycles(layer: ConvGeometry, vectors: int) -> int:
@@ -74,3 +76,30 @@ def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -
     rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
     comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
     return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
+
+
+def min_read_ns(elements: float, uses: float, pim: PimSpec, dtype: str, channels: int) -> float:
+    """Lower bound on the time of any programs for products with so many weights, each row opened once.
+
+    It counts a COMP for every column and use, and the change to each row, in the number of gangs that takes
+    the least time. Refreshes are not counted: they may be served before a program, while the GPU works.
+
+    Parameters
+    ----------
+    elements : float
+        Weights, or elements of a cache, which rows hold without gaps.
+    uses : float
+        How often each is multiplied: number of requests, or of heads that share a cache.
+    pim : PimSpec
+        The device as it is for these weights (`PimSpec.with_weights`).
+    """
+    rows = elements / (channels * pim.banks * pim.elements_per_row(dtype))
+    comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
+    return rows * min(count * (comps + cycles) for count, cycles in _row_switches(pim)) * pim.tCK_ns
+
+
+@functools.lru_cache(maxsize=64)
+def _row_switches(pim: PimSpec) -> tuple[tuple[int, int], ...]:
+    """For programs on some of the gangs: by how much they take more rows, and cycles of a row change."""
+    divisors = (count for count in range(1, pim.gangs + 1) if pim.gangs % count == 0)
+    return tuple((count, replace(pim, gangs=pim.gangs // count).row_switch_cycles) for count in divisors)

@@ -25,6 +25,7 @@ def program_violations(program: PimProgram, pim: PimSpec) -> int:
 def program_violations_by_rule(program: PimProgram, pim: PimSpec) -> Counter[str]:
     """Number of violations by rule, for every rule that was checked."""
     counts: Counter[str] = Counter()
+    pim = pim.with_weights_of(program)
     for channel, equal_channels in distinct_channels(program, pim).items():
         channel_counts = violations_by_rule(issue_program(program, pim, channel), pim, program, channel)
         counts.update({rule: equal_channels * count for rule, count in channel_counts.items()})
@@ -33,6 +34,7 @@ def program_violations_by_rule(program: PimProgram, pim: PimSpec) -> Counter[str
 
 def first_violations(program: PimProgram, pim: PimSpec, limit: int) -> list[str]:
     """At most `limit` messages for violations of a program: channel, command, clock and rule of each."""
+    pim = pim.with_weights_of(program)
     messages = (
         f"channel {channel}: {message}"
         for channel in distinct_channels(program, pim)

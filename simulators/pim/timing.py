@@ -44,7 +44,8 @@ __all__ = [
     "expand_to_pim",
 ]
 
-TIMINGS = ("strict", "ramulator-pimflow")
+STRICT = "strict"
+TIMINGS = (STRICT, "ramulator-pimflow")
 _ISSUED_FIELDS = ("clock", "command", "gang", "buffer", "row", "column", "bursts")
 ISSUED = np.dtype([(name, np.int64) for name in _ISSUED_FIELDS])
 
@@ -163,6 +164,7 @@ def time_program(
     SpecError
         If the device does not have the organisation that the program was lowered for.
     """
+    spec = spec.with_weights_of(program)
     _check_organisation(program, spec)
     streams = timing_streams(program, spec)
     keys = {id(words): words.tobytes() for words in {id(words): words for words in streams}.values()}
@@ -233,6 +235,7 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
 
     The engines require less: they also time a program on devices whose differences do not affect time.
     """
+    spec = spec.with_weights_of(program)
     if program.dtype not in spec.dtypes:
         takes = ", ".join(spec.dtypes)
         raise SpecError(f"region '{program.region}' is of {program.dtype}; pim '{spec.name}' takes {takes}")
@@ -256,6 +259,7 @@ def check_device(program: PimProgram, spec: PimSpec) -> None:
             spec.elements_per_column(program.dtype),
             int.__eq__,
         ),
+        ("bursts a column of a vector", program.vector_bursts, spec.vector_bursts(program.dtype), int.__eq__),
         ("columns a buffer", program.buffer_columns, spec.vector_columns(program.lanes), int.__eq__),
         (
             "bursts a READRES",
@@ -283,6 +287,7 @@ def issue_program(program: PimProgram, spec: PimSpec, channel: int) -> np.ndarra
         Clock (cycles), command (index into `COMMANDS`), gang, buffer, row, column (-1 where the
         command has none) and bursts of each, including PRE, REF and G_ACTs that reopen rows.
     """
+    spec = spec.with_weights_of(program)
     _check_organisation(program, spec)
     words, place = program.channel_words(channel), _place_text(program, channel)
     if is_lockstep(program, spec):
@@ -391,6 +396,7 @@ def _strict_tables(spec: PimSpec, bursts: Bursts) -> tuple[np.ndarray, np.ndarra
         buffers=spec.global_buffers,
         readres_bursts=bursts.readres,
         lanes=bursts.lanes,
+        vector_bursts=bursts.vector,
         nCL=spec.timing.get("nCL", 0),
         **_latencies(spec, ("nBL", "nREFI")),
         refreshes_ahead=spec.refreshes_ahead,

@@ -41,10 +41,11 @@ constexpr int kMaxConsecutiveRefreshes = 1024;
 constexpr int64_t kHostMemory = 1024;
 
 /*!
- * \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst (PimProgram);
+ * \brief `lanes`: elements of a vector, and banks of a WRITE, in one burst; `vector_bursts`: bursts for the elements
+ * of a vector that a column is multiplied with (PimProgram);
  * `refreshes_ahead`: refreshes that were served before clock 1 (PimSpec).
  */
-PIMFLOW_RECORD(StrictDevice, int64_t, gangs, buffers, readres_bursts, lanes, nCL, nBL, nREFI, refreshes_ahead);
+PIMFLOW_RECORD(StrictDevice, int64_t, gangs, buffers, readres_bursts, lanes, vector_bursts, nCL, nBL, nREFI, refreshes_ahead);
 
 /*!
  * \brief The host that issues the instructions of all channels, one after the other; all zero without a host.
@@ -73,7 +74,7 @@ class StrictEngine {
   void Gwrite(int64_t buffer, int64_t groups_before, int64_t pixels, int64_t, int64_t columns) {
     Issue gwrite{kGWRITE};
     gwrite.buffer = buffer;
-    gwrite.bursts = Bursts(pixels * columns);
+    gwrite.bursts = Bursts(pixels * columns * device_.vector_bursts);
     IssueGroupWrite(gwrite, groups_before);
     totals_.gwrite_bursts += gwrite.bursts;
   }

@@ -51,6 +51,7 @@ def test_every_value_of_a_file_is_shown(capsys, kind, name):
     _, table = read_toml(kind, name)
     for section in ("timing", "energy") if kind == "pim" else ():
         table |= {f"{section}.{key}": value for key, value in table.pop(section).items()}
+    assert report.get("operands", []) == table.pop("operands", [])
     for key in ("description", "constraints", "not_modelled"):
         table.pop(key, None)
     for field, entry in table.items():

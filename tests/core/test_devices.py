@@ -66,13 +66,18 @@ def row_activations(pim: PimSpec, row: Affine) -> list[GAct]:
 
 
 def test_the_embedded_devices():
-    assert NAMES == ["aim-gddr6", "attacc-hbm3", "hbm-pim", "newton-gddr6", "newton-hbm2"]
+    sold = ["aim-gddr6", "attacc-hbm3", "hbm-pim", "newton-gddr6", "newton-hbm2"]
+    assert sorted([*sold, "hbm-pim-narrow", "newton-gddr6-narrow"]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_says_where_it_comes_from(name):
     _, table = read_toml("pim", name)
-    values = {key: value for key, value in table.items() if key not in ("timing", "energy", "constraints")}
+    values = {
+        key: value
+        for key, value in table.items()
+        if key not in ("timing", "energy", "constraints", "operands")
+    }
     values |= {f"timing.{key}": value for key, value in table["timing"].items()}
     values |= {f"energy.{key}": value for key, value in table["energy"].items()}
     assert isinstance(values.pop("description"), str)
@@ -123,7 +128,8 @@ def test_sizes_are_the_published_ones():
     assert hbm.bytes_per_channel == newton.bytes_per_channel == 2**28
     assert [pim.readres_bursts("fp16") for pim in (aim, newton, hbm)] == [1, 1, 8]
     assert (hbm.buffer_columns, hbm.result_lanes) == (8, 16)
-    assert all(pim.buffer_columns == pim.columns_per_row for pim in DEVICES.values() if pim is not hbm)
+    for name, pim in DEVICES.items():
+        assert (pim.buffer_columns == pim.columns_per_row) == (not name.startswith("hbm-pim"))
 
 
 def test_results_of_int8_are_wide():

@@ -223,7 +223,7 @@ def test_changes_reach_the_system():
 
 # ---- sources ----
 
-PLAIN = ("description", "constraints", "not_modelled", "timing", "energy", "gpu", "pim", "dtype")
+PLAIN = ("description", "constraints", "operands", "not_modelled", "timing", "energy", "gpu", "pim", "dtype")
 
 
 def numbers(table: dict) -> dict[str, object]:
@@ -246,7 +246,7 @@ def test_every_number_has_a_source(kind, name):
         assert set(value) == {"value", "source"}, f"{name}: {field}"
         assert len(value["source"]) > 3, f"{name}: {field}"
         assert spec.sources[field] == value["source"]
-    for rule in table.get("constraints", ()):
+    for rule in (*table.get("constraints", ()), *table.get("operands", ())):
         assert rule["source"], rule
 
 
@@ -254,10 +254,8 @@ def test_every_field_of_newton_is_in_its_file():
     _, table = read_toml("pim", "newton-gddr6")
     fields = {f.name for f in dataclasses.fields(PimSpec)} - {"name", "sources", "row_base"}
     assert set(table) == fields - {
-        "comp_starts_at_row",
-        "accumulators",
-        "lane_elements",
-        "elementwise_multiply",
+        *("comp_starts_at_row", "accumulators", "lane_elements", "elementwise_multiply"),
+        *("operands", "weights"),
     }
     assert {"timing.nBL", "energy.activate_pj", "tCK_ps"} <= set(numbers(table))
 

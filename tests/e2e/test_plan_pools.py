@@ -9,9 +9,13 @@ from length import long_but
 
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
+from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import build, phases
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
+from pimflow.decomposition.activations import fuse_runs
+from pimflow.fusion.kernels import tile_groups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile
@@ -20,6 +24,7 @@ from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.schedules import schedule_cpu
 
 BLOCK = Pipeline(
     regions=tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project")),
@@ -52,6 +57,19 @@ CASES = [
     for build_options in BUILDS[: 1 if name == "toy, two at once" else None]
 ]
 QUICK = [("wide branches", BUILDS[2])]
+
+
+def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
+    planning, target = PoolPlanning(), targets.target_by_name("llvm+pim")
+    options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
+    network = prepare.prepare(frontend.load("toy"), options, system()).network
+    modules = network.module, fuse_runs(network.module)
+    made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
+    assert made[0] != made[1]
+    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
+    monkeypatch.setattr(schedule_cpu, "_schedule", None)  # from now on no kernel is made
+    monkeypatch.setattr(tile_groups, "generate", None)
+    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
 
 
 @pytest.mark.parametrize("case", long_but(QUICK, CASES))

@@ -192,13 +192,18 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
         assert result.ttft_ns == pytest.approx(3 * result.lengths[0].tpot_ns, rel=1e-3)
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=5))
-def test_no_division_of_products_between_two_devices_is_below_the_bound(times):
-    """SciPy's linear program: the share of each part that PIM does, and the time of the slower device."""
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=5), st.sampled_from([0.25, 0.5, 1])
+)
+def test_no_division_of_products_between_two_devices_is_below_the_bound(times, pim_share):
+    """SciPy's linear program: the share of each part that PIM does, and the time of the slower device.
+
+    While PIM computes in its share of the channels, the GPU does not read with them.
+    """
     parts = [ReadTimes(pim_ns=pim_ns, gpu_ns=gpu_ns) for pim_ns, gpu_ns in times]
     pim = [*(part.pim_ns for part in parts), -1.0]
-    gpu = [*(-part.gpu_ns for part in parts), -1.0]
+    gpu = [*(pim_share * part.pim_ns - part.gpu_ns for part in parts), -1.0]
     limits = [0.0, -sum(part.gpu_ns for part in parts)]
     bounds = [*[(0, 1)] * len(parts), (0, None)]
     least = linprog([*[0.0] * len(parts), 1.0], A_ub=[pim, gpu], b_ub=limits, bounds=bounds)
-    assert shared_bound_ns(parts) == pytest.approx(least.fun, abs=1e-9)
+    assert shared_bound_ns(parts, pim_share) == pytest.approx(least.fun, abs=1e-9)

@@ -17,9 +17,9 @@ from onnx import numpy_helper
 from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Experts
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens
 
@@ -66,6 +66,11 @@ def test_the_table_of_the_documentation_is_true():
         ({"norm": "batch"}, "norm is 'batch'; one of rms, layer"),
         ({"heads": 5}, "5 heads cannot share 2 heads of keys"),
         ({"head_size": 5}, "a head of 5 has no halves"),
+        ({"experts": Experts(count=2, used=3)}, "cannot go through 3 of 2 experts"),
+        (
+            {"experts": Experts(count=2, used=1), "biases": frozenset({"up"})},
+            "has experts with biases: not supported",
+        ),
     ],
 )
 def test_what_no_decoder_is_made_of_is_refused(changes, says):
@@ -73,8 +78,15 @@ def test_what_no_decoder_is_made_of_is_refused(changes, says):
         small(**changes)
 
 
+def with_experts(experts: Experts | None, biases: frozenset[str], **changes: object) -> Decoder:
+    """A small decoder; experts have no biases."""
+    biases = biases - {*FEED_FORWARD_PRODUCTS} if experts else biases
+    return small(experts=experts, biases=biases, **changes)
+
+
 DECODERS = st.builds(
-    small,
+    with_experts,
+    experts=st.sampled_from([None, Experts(count=3, used=2), Experts(count=5, used=1, normalised=False)]),
     layers=st.integers(1, 2),
     kv_heads=st.sampled_from([1, 2, 4]),
     norm=st.sampled_from(["rms", "layer"]),
@@ -83,6 +95,7 @@ DECODERS = st.builds(
     activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu"]),
     biases=st.sampled_from([frozenset(), frozenset(BLOCK_PRODUCTS), frozenset({"query", "value", "head"})]),
     tied=st.booleans(),
+    unturned_layers=st.sampled_from([frozenset(), frozenset({1}), frozenset({0, 1})]),
     rotary_size=st.sampled_from([0, 4]),
     query_norm=st.sampled_from(["", "heads", "whole"]),
     input_norms=st.booleans(),
@@ -136,7 +149,7 @@ class DecoderSession:
         return results[0][0]
 
 
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(40))
 @given(
     decoder=DECODERS,
     windows=st.sampled_from([(), (3, 0), (0, 5)]),
@@ -212,4 +225,7 @@ def test_the_bound_of_rows_is_the_share_that_was_worked_out_by_hand():
     row_bytes = 16 * 32 * 32
     alone = row_limited_ns(row_bytes, 1, pim, 1)
     assert alone == pytest.approx((64 + 75) / (1 - 350 / 1900) * 1.142857142857143)
+    elements = row_bytes // 2
+    assert min_read_ns(elements, 1, pim, "fp16", 1) == pytest.approx((64 + 75) * 1.142857142857143)
+    assert min_read_ns(8 * elements, 4, pim, "fp16", 8) == pytest.approx((256 + 75) * 1.142857142857143)
     assert row_limited_ns(8 * row_bytes, 4, pim, 8) == pytest.approx(alone * (4 * 64 + 75) / (64 + 75))

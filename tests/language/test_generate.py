@@ -83,7 +83,8 @@ def test_figures_follow_from_one_another(generation):
     assert result.kv_bytes_per_token == 2 * 8 * 2 and (result.context, result.batch) == (12, 1)
     assert 0 < result.regions_on_pim < result.regions
     assert 0 < result.fraction_of_bound < 1
-    assert result.to_json().keys() == {field.name for field in fields(Generation)}
+    keys = {field.name for field in fields(Generation)}
+    assert result.to_json().keys() == keys - {"weights_in_pim"}  # none are narrow
 
 
 def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch):

@@ -19,6 +19,7 @@ from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.errors import ModelError
+from pimflow.zoo.language.decoder import Experts
 from pimflow.zoo.language.gguf_decoder import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder
@@ -42,7 +43,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
     )
 
 
-def draw(tied: bool) -> dict[str, np.ndarray]:
+def draw(tied: bool, experts: int = 0) -> dict[str, np.ndarray]:
     """Weights by the names of `Decoder.weights`."""
     rng = np.random.default_rng(0)
     shapes = {"tokens.table": (len(TOKENS), HIDDEN), "norm.scale": (HIDDEN,)}
@@ -60,6 +61,11 @@ def draw(tied: bool) -> dict[str, np.ndarray]:
             "attention_norm.scale": (HIDDEN,),
             "feed_forward_norm.scale": (HIDDEN,),
         }
+        if experts:
+            block |= {
+                f"{part}.weight": (experts, *block[f"{part}.weight"]) for part in ("gate", "up", "down")
+            }
+            block["router.weight"] = (HIDDEN, experts)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
     return {name: rng.normal(0.1, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -75,6 +81,7 @@ FILE_NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+EXPERT_NAMES = {part: f"ffn_{part}_exps" for part in ("gate", "up", "down")} | {"router": "ffn_gate_inp"}
 OTHER_NAMES = {"tokens": "token_embd", "norm": "output_norm", "head": "output"}
 
 
@@ -113,15 +120,16 @@ def write(
         extra(writer)
     for name, value in weights.items():
         parts = name.split(".")
-        file_name = OTHER_NAMES.get(parts[0]) or f"blk.{parts[1]}.{FILE_NAMES[parts[2]]}"
+        names = FILE_NAMES | (EXPERT_NAMES if any(name.endswith("router.weight") for name in weights) else {})
+        file_name = OTHER_NAMES.get(parts[0]) or f"blk.{parts[1]}.{names[parts[2]]}"
         if file_name == without:
             continue
-        stored = value.T if name.endswith(".weight") else value
+        stored = value.swapaxes(-1, -2) if name.endswith(".weight") else value
         for part, heads in (("query", HEADS), ("key", KV_HEADS)):
             if part in parts:
                 stored = neighbours(stored, heads)
         stored = np.ascontiguousarray(stored)
-        if stored.ndim == 2 and kind != Kind.F32:
+        if stored.ndim > 1 and kind != Kind.F32:
             writer.add_tensor(f"{file_name}.weight", quants.quantize(stored, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{file_name}.weight", stored)
@@ -153,12 +161,28 @@ def test_weights_are_those_that_were_written(tmp_path, tied):
     assert all(np.array_equal(stored[name], weights[name]) for name in weights)
 
 
+def test_experts_are_those_that_were_written(tmp_path):
+    weights = draw(True, experts=3)
+
+    def add_experts(writer):
+        writer.add_expert_count(3)
+        writer.add_expert_used_count(2)
+
+    decoder = read_decoder(write(tmp_path / "small.gguf", weights, extra=add_experts))
+    assert decoder.experts == Experts(count=3, used=2, normalised=True)
+    stored = zoo.decoder_weights(decoder)
+    assert stored.keys() == weights.keys()
+    assert all(np.array_equal(stored[name], weights[name]) for name in weights)
+
+
 @pytest.mark.parametrize(("kind", "bits"), [(Kind.Q8_0, 8), (Kind.Q4_1, 4), (Kind.Q4_0, 4), (Kind.F16, 11)])
-def test_blocks_of_few_bits_are_widened(tmp_path, kind, bits):
+def test_blocks_of_few_bits_keep_their_type(tmp_path, kind, bits):
     """Each weight is off by no more than a step of its block of 32."""
     weights = draw(True)
     model = open_language_model(write(tmp_path / "small.gguf", weights, kind))
-    assert model.weights == f"{kind.name}, F32, widened"
+    narrow = kind != Kind.F16
+    assert model.weights == f"{kind.name}, F32" + ("" if narrow else ", widened")
+    assert set(model.decoder.weight_types.values()) == ({kind.name.lower()} if narrow else set())
     stored = zoo.decoder_weights(model.decoder)
     for name, value in weights.items():
         step = np.ptp(value) / 2 ** (bits - 1) if value.ndim == 2 else 0
@@ -252,7 +276,8 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
         tokens.append(int(logits[-1].argmax()))
         logits = reference.step(np.array(tokens[-1:]))
     assert generation.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
-    assert generation.weights == "Q8_0, F32, widened to fp16" and generation.verified
+    assert generation.weights == "Q8_0, F32" and generation.verified
+    assert generation.weights_in_pim == "PIM stores q8_0 widened to fp16, which its multipliers take"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +289,8 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
         ),
         ({"without": "blk.0.ffn_up"}, "has no tensor 'blk.0.ffn_up.weight'"),
         ({"extra": lambda writer: writer.add_rope_scaling_type(RopeScalingType.LONGROPE)}, "by 'longrope'"),
-        ({"extra": lambda writer: writer.add_expert_count(4)}, "llama.expert_count is 4, which is not"),
+        ({"extra": lambda writer: writer.add_expert_count(4)}, "has no llama.expert_used_count"),
+        ({"extra": lambda writer: writer.add_expert_shared_count(1)}, "llama.expert_shared_count"),
         (
             {"extra": lambda writer: writer.add_tensor("blk.0.attn_x.bias", np.zeros(HIDDEN, np.float32))},
             "has a tensor 'blk.0.attn_x.bias', which is not supported",

@@ -16,6 +16,7 @@ from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import ModelError, UsageError
 from pimflow.zoo.language.angle_scaling import yarn
+from pimflow.zoo.language.decoder import Experts
 from pimflow.zoo.language.hf_decoder import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
@@ -95,6 +96,7 @@ def test_weights_are_those_of_the_files(folder):
             {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
             "its scaling of angles is incompl",
         ),
+        ({"model_type": "smollm3", "no_rope_layers": ["1"]}, "no_rope_layers in config.json is no number"),
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"hidden_size": "16"}, "a str as hidden_size"),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
@@ -118,6 +120,48 @@ def test_damaged_weights_are_said(folder, content):
         read_decoder(path)
 
 
+def require_reference_tokens(path, decoder) -> None:
+    """Greedy tokens are those of the decoder in NumPy."""
+    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64)
+    logits, tokens = reference.step(np.array([3, 1, 4, 1, 5])), []
+    for _ in range(6):
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    generation = generate(path, tokens=[3, 1, 4, 1, 5], n=6)
+    assert (
+        generation.verified and generation.tokens == tuple(tokens) and generation.weights.startswith("BF16")
+    )
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_folder_with_experts_writes_what_its_weights_say(folder, normalised):
+    """All experts at once for the prompt, the chosen ones of five by themselves for a step."""
+    path, arrays = folder
+    mlp, rng = "model.layers.0.mlp.", np.random.default_rng(1)
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(mlp)}
+    shapes = {"gate": (WIDE, HIDDEN), "up": (WIDE, HIDDEN), "down": (HIDDEN, WIDE)}
+    arrays |= {
+        f"{mlp}experts.{expert}.{part}_proj.weight": rng.integers(-8, 8, shape) / 16
+        for expert in range(5)
+        for part, shape in shapes.items()
+    }
+    arrays[f"{mlp}gate.weight"] = rng.integers(-8, 8, (5, HIDDEN)) / 4
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    config = {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 4}
+    config |= {"moe_intermediate_size": WIDE, "norm_topk_prob": normalised, "eos_token_id": None}
+    for part in ("q_norm", "k_norm"):
+        arrays[f"model.layers.0.self_attn.{part}.weight"] = rng.integers(4, 8, 4) / 4
+    write_tensors(path / "model.safetensors", arrays)
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    decoder = read_decoder(path)
+    assert decoder.experts == Experts(count=5, used=2, normalised=normalised)
+    assert np.array_equal(
+        zoo.decoder_weights(decoder)["layers.0.gate.weight"][3], arrays[f"{mlp}experts.3.gate_proj.weight"].T
+    )
+    require_reference_tokens(path, decoder)
+
+
 def test_a_folder_writes_what_its_weights_say(folder):
     """Gemma 2's caps, norms of results and sliding window, which prompt and steps go beyond."""
     path, arrays = folder
@@ -132,15 +176,7 @@ def test_a_folder_writes_what_its_weights_say(folder):
     decoder = read_decoder(path)
     assert (decoder.windows, decoder.score_softcap, decoder.logit_softcap) == ((3,), 50.0, 30.0)
     assert decoder.tied and decoder.result_norms and decoder.embedding_scale == 4.0
-    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64)
-    logits, tokens = reference.step(np.array([3, 1, 4, 1, 5])), []
-    for _ in range(6):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    generation = generate(path, tokens=[3, 1, 4, 1, 5], n=6)
-    assert (
-        generation.verified and generation.tokens == tuple(tokens) and generation.weights.startswith("BF16")
-    )
+    require_reference_tokens(path, decoder)
 
 
 def test_yarn_turns_fast_pairs_as_before_and_slow_ones_less(folder):

@@ -98,3 +98,18 @@ def test_what_cannot_be_exported_is_refused_in_a_line(argv, says, capsys):
 def test_a_line_needs_two_lengths():
     with pytest.raises(UsageError, match="two lengths"):
         llmservingsim(MODEL, lengths=(128, 128))
+
+
+def test_the_table_has_a_source_for_each_row_and_one_with_the_line(exported):
+    """Over requests, lengths and heads; more of either never takes less time."""
+    table, pim = exported
+    rows = table["table"]
+    assert {row["batch"] for row in rows} == {1, 4, 16} and {row["heads"] for row in rows} == {6, 3}
+    assert all(pim in row["source"] and "strict" in row["source"] and row["ns"] > 0 for row in rows)
+    alone = {str(row["tokens"]): row["ns"] for row in rows if (row["batch"], row["heads"]) == (1, 6)}
+    assert alone == table["points_ns"]
+    times = {(row["batch"], row["heads"], row["tokens"]): row["ns"] for row in rows}
+    for (batch, heads, tokens), time_ns in times.items():
+        longer = [value for (b, h, t), value in times.items() if (b, h) == (batch, heads) and t > tokens]
+        assert all(value >= time_ns for value in longer)
+        assert batch == 16 or times[4 * batch, heads, tokens] >= time_ns

@@ -75,4 +75,4 @@ def test_its_first_blocks_write_the_same_by_plans_of_all_kinds(path, monkeypatch
     assert alone.sure_tokens == pim.sure_tokens == 4 and alone.tokens == pim.tokens
     assert pim.max_relative_error <= pim.bound < 2e-2
     assert pim.kv_bytes_per_token == 23_040 * layers / 30
-    assert pim.weights == "Q4_1, Q8_0, F32, widened to fp16"
+    assert pim.weights == "Q4_1, Q8_0, F32"

@@ -253,3 +253,19 @@ def test_a_layer_without_a_name_is_the_region_that_its_program_computes():
     mod = onnx_graph.from_onnx(shaped_model(nodes, {"x": (1, 3, 4, 4)}, {"w": weight(4, 3, 1, 1)}, ["y"]))
     (region,) = extract_regions(mod).regions
     assert set(filters(mod)) == {region.name}
+
+
+def test_weights_that_are_looked_up_are_read_by_their_product():
+    """One kernel reads the rows that it is asked for, once, and stores none of them."""
+    nodes = [
+        node("Gather", "weights number", "chosen"),
+        node("MatMul", "x chosen", "product"),
+    ]
+    inputs = {"x": (1, 1, 6), "number": (1,)}
+    model = shaped_model(nodes, inputs, {"weights": weight(5, 6, 4)}, ["product"])
+    model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    (region,) = regions(model).regions
+    kernel = region.kernel
+    assert region.operators == ("take", "matmul")
+    assert (kernel.weight_elements, kernel.read_weight_elements) == (5 * 24, 24)
+    assert kernel.product.macs == 24 and kernel.product.weighted

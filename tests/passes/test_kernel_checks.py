@@ -16,6 +16,7 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
+from pimflow.zoo.language.decoder import Experts
 
 
 def network_kernels(name: str) -> list[ScheduledKernel]:
@@ -61,6 +62,18 @@ def test_kernels_of_grouped_heads_hold():
     kernels = [kernel for kernel in network_kernels("tiny-lm") if "_mixed_" in kernel.name]
     assert len(kernels) == 3
     assert [check_kernel(kernel).findings for kernel in kernels] == [(), (), ()]
+
+
+def test_kernels_of_experts_hold():
+    """Those that sort the router's shares, which TVM writes for a GPU, are compared with their operator."""
+    plain = kernel_cases.decoder_kernels(2, 17, "fp16", Experts(count=5, used=2))
+    assert len(plain.operators) == 2
+    products = [kernel for kernel in plain.schedule() if "layers_0_gate" in kernel.name]
+    sorts = plain.schedule(plain.operators)
+    assert len(products) == 1 and len(sorts) == 2
+    for kernel in products + sorts:
+        check = check_kernel(kernel)
+        assert check.compared and not check.findings
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(3, set()), (6, {Fault.BLOCKS_RACE, Fault.THREADS_RACE})])

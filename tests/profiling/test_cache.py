@@ -12,6 +12,7 @@ import pytest
 import pimflow
 from pimflow.commands.compile.conventions import SPEEDUP_MODULES
 from pimflow.commands.profile.profile import REGION_MODULES
+from pimflow.commands.serve.step_costs import STEP_MODULES
 from pimflow.host import result_cache as cache_module
 from pimflow.host.result_cache import CODE_PACKAGES, ResultCache, default_path, sources_digest
 from pimflow.primitive_selection import gpu_model_times
@@ -99,6 +100,7 @@ def test_the_digest_covers_subfolders(tmp_path, monkeypatch):
 PARTS = {
     "cache": CODE_PACKAGES,
     "regions": REGION_MODULES,
+    "steps of a server": STEP_MODULES,
     "other conventions": SPEEDUP_MODULES,
     "primitives": MEASURED,
     "primitives in C": IN_C,

@@ -24,6 +24,7 @@ from pimflow.commands.pages import compare_command, report_command
 from pimflow.commands.primitives import select_command
 from pimflow.commands.profile import profile_command
 from pimflow.commands.run import run_command
+from pimflow.commands.serve import serve_sim_command
 from pimflow.commands.simulate import compare_simulator_command, simulate_command, trace_command
 from pimflow.commands.sweep import best_command, sweep_command
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
@@ -34,7 +35,10 @@ GROUPS = (
         "compile a network and run it",
         (compile_command, run_command, generate_command, report_command, compare_command),
     ),
-    ("ask what a system would do", (profile_command, sweep_command, best_command, timeline_command)),
+    (
+        "ask what a system would do",
+        (profile_command, sweep_command, best_command, timeline_command, serve_sim_command),
+    ),
     (
         "change a network, plan its memory and its layers",
         (decompose_command, memory_command, fuse_command, select_command),

@@ -29,7 +29,13 @@ from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import grid_sample, keep_nan
-from pimflow.relay_passes.flat import RESULT, layer_name, main_bindings, with_channel_sets
+from pimflow.relay_passes.flat import (
+    RESULT,
+    StructureCache,
+    layer_name,
+    main_bindings,
+    with_channel_sets,
+)
 from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
@@ -239,7 +245,12 @@ def _programs_by_variable(
 
 
 def kernel_phases(
-    target: tvm.target.Target, dtype: str, *, views: bool = True, tensor_cores: bool = True
+    target: tvm.target.Target,
+    dtype: str,
+    *,
+    views: bool = True,
+    tensor_cores: bool = True,
+    cache: StructureCache | None = None,
 ) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to one loop nest a kernel; a GPU stores `dtype`."""
     transform, gpu = relax.transform, "gpu" in list(target.keys)
@@ -247,7 +258,7 @@ def kernel_phases(
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu, tensor_cores=tensor_cores),
+        TileGroups(dtype if gpu else "fp32", gpu, tensor_cores=tensor_cores, cache=cache),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
@@ -258,22 +269,27 @@ def kernel_phases(
     ]
 
 
-def scheduling_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+def scheduling_phases(
+    target: tvm.target.Target, system: System, cache: StructureCache | None = None
+) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of scheduled kernels."""
     gpu, multiplies = "gpu" in list(target.keys), system.gpu.has_tensor_cores(system.dtype)
+    views = system.uses_views
     return [
-        *kernel_phases(target, system.dtype, views=system.uses_views, tensor_cores=multiplies),
-        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(),
+        *kernel_phases(target, system.dtype, views=views, tensor_cores=multiplies, cache=cache),
+        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(cache),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
         MarkChecked(),
     ]
 
 
-def allocating_phases(target: tvm.target.Target, system: System) -> list[tvm.transform.Pass]:
+def allocating_phases(
+    target: tvm.target.Target, system: System, cache: StructureCache | None = None
+) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of kernels, with an allocation for each tensor."""
     streams = [StreamWeights(system.copy_ahead)] if system.streams_weights else []
-    return [*scheduling_phases(target, system), *tensor_phases(), *streams]
+    return [*scheduling_phases(target, system, cache), *tensor_phases(), *streams]
 
 
 def tensor_phases() -> list[tvm.transform.Pass]:
@@ -282,9 +298,14 @@ def tensor_phases() -> list[tvm.transform.Pass]:
     return [transform.ToNonDataflow(), transform.RemovePurityChecking(), transform.CallTIRRewrite()]
 
 
-def allocate(mod: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
-    """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads."""
-    return _run_phases(mod, target, allocating_phases(target, system))
+def allocate(
+    mod: tvm.IRModule, target: tvm.target.Target, system: System, cache: StructureCache | None = None
+) -> tvm.IRModule:
+    """Lower `mod` up to the planning of memory: what `relay_passes.memory.buffers` reads.
+
+    With a `cache` only kernels that it lacks are made; such a module is for measuring.
+    """
+    return _run_phases(mod, target, allocating_phases(target, system, cache))
 
 
 def _run_phases(

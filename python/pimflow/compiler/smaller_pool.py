@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import tvm
@@ -18,6 +18,7 @@ from pimflow.core.liveness import Liveness
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
+from pimflow.relay_passes.flat import StructureCache
 from pimflow.relay_passes.memory.buffers import MainBuffers, buffers
 
 
@@ -32,10 +33,15 @@ class PoolPlanning:
     alignment_bytes: int | None = None
     policy: str = "exact"
     seconds: float = memory.TIME_LIMIT_SECONDS
+    _cache: StructureCache = field(default_factory=StructureCache, repr=False, compare=False)
+
+    def lower(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> tvm.IRModule:
+        """Lower `module` up to the planning of memory; kernels of earlier modules are not made again."""
+        return phases.allocate(module, target, system, self._cache)
 
     def buffers(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> MainBuffers:
         """Buffers that `module`, canonical or with a plan, allocates when it is lowered for `target`."""
-        return buffers(phases.allocate(module, target, system), in_place=self.in_place)
+        return buffers(self.lower(module, target, system), in_place=self.in_place)
 
     def liveness(self, main_buffers: MainBuffers) -> Liveness:
         """Lifetimes of buffers, with the alignment of these options."""

@@ -152,11 +152,12 @@ class Bursts(NamedTuple):
 
     readres: int
     lanes: int = 1
+    vector: int = 1
 
     def burst_count(self, node: CommandNode) -> int:
         """Bursts that a command moves; 0 if it moves no data."""
         if isinstance(node, Gwrite):
-            return -(-node.bursts // self.lanes)
+            return -(-node.bursts * self.vector // self.lanes)
         if isinstance(node, Write):
             return -(-node.banks // self.lanes) * node.count
         return self.readres if isinstance(node, Readres | Wrbias) else 0

@@ -42,6 +42,7 @@ from pimflow.core.loop_order import LoopOrder
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
+from pimflow.weight_types import WEIGHT_TYPES
 
 FORMAT = "pimprog/1"
 # Fields that a file omits if they have these values.
@@ -51,12 +52,13 @@ _OMITTED_DEFAULTS = (
     ("initial", ""),
     ("matrices", 1),
     ("lanes", 1),
+    ("vector_bursts", 1),
     ("added_channels", 0),
     ("activation", ""),
 )
 _POSITIVE_FIELDS = (
     *("banks", "gangs", "columns_per_row", "elements_per_column", "buffers", "buffer_columns"),
-    *("readres_bursts", "result_lanes", "accumulators", "matrices", "lanes"),
+    *("readres_bursts", "result_lanes", "accumulators", "matrices", "lanes", "vector_bursts"),
 )
 # Initial values of latches.
 INITIAL = ("", "bias", "add")
@@ -121,6 +123,9 @@ class PimProgram:
         If products go by lanes, the multipliers of a bank: each counts as one of `banks`, a column has
         `lane_bits` times fewer elements, and a burst on the bus carries `lane_bits` elements of a vector.
         Omitted in the file if it is 1.
+    vector_bursts : int
+        Bursts of the vector's elements that one column is multiplied with; more than 1 where weights are
+        narrower than the vector. Omitted in the file if it is 1.
     added_channels : int
         Number of the last channels of `geometry`, as many as output channels, that are a residual of the
         whole result's shape; their weights are the identity. 0, and omitted in the file, without one.
@@ -155,6 +160,7 @@ class PimProgram:
     initial: str = ""
     matrices: int = 1
     lanes: int = 1
+    vector_bursts: int = 1
     added_channels: int = 0
     activation: str = ""
     pim_digest: str = ""
@@ -235,7 +241,7 @@ class PimProgram:
     @property
     def bursts(self) -> Bursts:
         """The figures that decide how many bursts its commands move."""
-        return Bursts(self.readres_bursts, self.lanes)
+        return Bursts(self.readres_bursts, self.lanes, self.vector_bursts)
 
     def commands(self, channel: int) -> Iterator[Command]:
         """The channel's commands, expanded, in order."""
@@ -429,6 +435,12 @@ class PimProgram:
 
     def _validate_geometry(self) -> None:
         for name, value in _fields(self.geometry).items():
+            if name == "weights":
+                if value not in WEIGHT_TYPES:
+                    raise ValueError(
+                        f"field 'geometry.weights' is {value!a:.60}, which is no type of weights"
+                    )
+                continue
             minimum = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
@@ -596,7 +608,9 @@ def _matrix_and_pixel(affine: Affine, pixels: int) -> tuple[Affine, Affine]:
 
 
 def _fields(geometry: ConvGeometry) -> dict[str, object]:
-    return {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
+    """The fields of a geometry in files: a type of weights only if they have one of their own."""
+    fields = {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
+    return {name: value for name, value in fields.items() if name != "weights" or value is not None}
 
 
 def _require_names(name_kind: str, table: object, cls: type) -> None:

@@ -7,15 +7,17 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
 from pimflow.core.attention import Attention
+from pimflow.core.json_form import OMITTED
 from pimflow.core.liveness import BufferUses, Liveness
 from pimflow.core.ranges import RangeMap
 from pimflow.core.typed_values import from_fields, has_type
 from pimflow.errors import UnknownNameError
+from pimflow.weight_types import stored_bytes
 
 # Bytes of one stored element.
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
@@ -58,6 +60,8 @@ class ConvGeometry:
         (vertical, horizontal).
     padding : tuple of int
         (top, left, bottom, right).
+    weights : str, optional
+        Type in which its filters are stored (`weight_types.WEIGHT_TYPES`); None for that of the network.
     """
 
     n: int
@@ -71,6 +75,23 @@ class ConvGeometry:
     dilation: tuple[int, int] = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
+    weights: str | None = field(default=None, metadata=OMITTED)
+
+    def __repr__(self) -> str:
+        """What digests are made of: all fields, but `weights` only if they have a type of their own."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in _GEOMETRY_FIELDS)
+        weights = f", weights={self.weights!r}" if self.weights else ""
+        return f"ConvGeometry({', '.join(shown)}{weights})"
+
+    def filter_bytes(self, dtype: str) -> int:
+        """Bytes of its filters in a network of type `dtype`."""
+        if self.weights:
+            return stored_bytes(self.weights, self.oc, self.reduction)
+        return self.oc * self.reduction * ELEMENT_BYTES[dtype]
+
+    def weight_share(self, dtype: str) -> float:
+        """`filter_bytes` over what they are in type `dtype`."""
+        return self.filter_bytes(dtype) / (self.oc * self.reduction * ELEMENT_BYTES[dtype])
 
     @functools.cached_property
     def rows(self) -> RangeMap:
@@ -162,6 +183,9 @@ class ConvGeometry:
         return replace(self, h=part.extent, padding=(part.pad_before, pad_left, part.pad_after, pad_right))
 
 
+_GEOMETRY_FIELDS = tuple(f.name for f in dataclasses.fields(ConvGeometry) if f.name != "weights")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """Matrix products that an operator computes, over any number of axes.
@@ -251,6 +275,9 @@ class Kernel:
         takes the fastest.
     primitive : str
         The convolution primitive that it belongs to; empty for the operator's own kernel.
+    weight_share : float
+        Bytes of its weights over those in the network's type: below 1 for narrow ones, which it widens as it
+        multiplies.
     """
 
     kind: str
@@ -276,6 +303,7 @@ class Kernel:
     steps: int = 0
     tile: tuple[int, int] | None = None
     primitive: str = ""
+    weight_share: float = 1.0
 
     @property
     def convolution(self) -> ConvGeometry | None:
@@ -326,7 +354,8 @@ def convolution_kernel(geometry: ConvGeometry, dtype: str, fused_input_bytes: in
         stride=stride,
         macs=geometry.macs,
         input_bytes=pixels * geometry.c * element + fused_input_bytes,
-        weight_bytes=geometry.oc * geometry.reduction * element,
+        weight_bytes=geometry.filter_bytes(dtype),
+        weight_share=geometry.weight_share(dtype),
         output_bytes=geometry.pixels * geometry.oc * element,
         geometry=geometry,
     )
@@ -364,6 +393,8 @@ class KernelShape:
     fusible_inputs : tuple of int
         Positions of those inputs whose deferred epilogue the kernel can apply as it reads them, if no earlier
         region reads them.
+    weight_elements, unread_weight_elements : int
+        Elements of constants, and those that it does not read: a look-up reads the rows that it is asked for.
     extra_output_elements : int
         Elements of extra outputs: tensors before its anchor that other regions read too.
     workspace_elements : int
@@ -386,6 +417,7 @@ class KernelShape:
     has_anchor: bool = True
     fusible_inputs: tuple[int, ...] = (0,)
     weight_elements: int = 0
+    unread_weight_elements: int = 0
     extra_output_elements: int = 0
     workspace_elements: int = 0
     append_elements: int = 0
@@ -394,6 +426,11 @@ class KernelShape:
     operations: int = 0
     multiplications: int = 0
     parts: tuple[Region, ...] = ()
+
+    @property
+    def read_weight_elements(self) -> int:
+        """Elements of constants that the kernel reads."""
+        return self.weight_elements - self.unread_weight_elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,11 +461,12 @@ _FIELD_BY_KEY = {
     "product": "kernel.product", "operations": "kernel.operations",
     "multiplications": "kernel.multiplications", "attention": "attention", "parts": "kernel.parts",
     "appended_elements": "kernel.append_elements", "clipped": "epilogue.clip_bounds",
+    "unread_weight_elements": "kernel.unread_weight_elements",
 }  # fmt: skip
 # Keys on which `RegionGraph.digest` does not depend; attention is a part of its own there.
 _KEYS_BESIDE_DIGEST = {
     *("prologue_kernels", "taken_inputs", "workspace_elements", "product", "operations", "multiplications"),
-    *("attention", "parts", "appended_elements", "clipped"),
+    *("attention", "parts", "appended_elements", "clipped", "unread_weight_elements"),
 }
 
 
@@ -520,6 +558,14 @@ class Region:
         """Multiply-accumulates of its convolution, matrix product or attention; 0 if it is none of these."""
         products = self.geometry or self.attention or self.kernel.product
         return products.macs if products else 0
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of its weights in a network of type `dtype`; narrow filters are of a type of their own."""
+        narrow = self.geometry if self.geometry is not None and self.geometry.weights else None
+        filters = narrow.oc * narrow.reduction if narrow else 0
+        return (self.kernel.weight_elements - filters) * ELEMENT_BYTES[dtype] + (
+            narrow.filter_bytes(dtype) if narrow else 0
+        )
 
     @property
     def attention_layer(self) -> Attention:

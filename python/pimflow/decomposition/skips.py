@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from pimflow import memory
 from pimflow.compiler.layer_order import LayerSteps
 from pimflow.compiler.smaller_pool import NetworkRewrite, drop_useless_parts
 from pimflow.core.json_form import report_from
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.decomposition.activations import with_contiguous_runs
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport
@@ -19,9 +21,10 @@ from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
+from pimflow.relay_passes.decomposition.live_bound import LiveBound
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
 from pimflow.relay_passes.decomposition.optimize_skips import Skip, copy_skips, skips
-from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites
+from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites, unsplit_elements
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
 
@@ -175,6 +178,7 @@ class _SkipAlternatives:
 
     def __init__(self, network: Network, system: System, fuse_activations: bool, fold: bool):
         self.network, self.system, self.fuse, self.fold = network, system, fuse_activations, fold
+        self._element_bytes = ELEMENT_BYTES[system.dtype]
         self._last_copies: tuple[tuple[str, ...], tvm.IRModule] = ((), network.module)
         self._alternatives: dict[tuple, _SkipAlternative] = {}
 
@@ -185,25 +189,30 @@ class _SkipAlternatives:
             return self._best_transformed(profitable) if profitable else unchanged
         best = min(
             unchanged,
-            self._best_transformed(profitable) if profitable else unchanged,
+            self._best_transformed(profitable, unchanged.cost[0]) if profitable else unchanged,
             key=lambda alternative: alternative.cost,
         )
         if len(profitable) < len(skips):
-            all_copied = self._rewrite(skips, best.transformation or "split")
+            all_copied = self._rewrite(skips, best.transformation or "split", max_bytes=best.cost[0])
             best = min(best, all_copied, key=lambda alternative: alternative.cost)
 
         def with_sites(alternative: _SkipAlternative, sites: Sequence[str]) -> _SkipAlternative:
-            return self._rewrite(alternative.copies, alternative.transformation if sites else "", sites)
+            transformation = alternative.transformation if sites else ""
+            return self._rewrite(alternative.copies, transformation, sites, alternative.cost[0])
 
         def with_copies(alternative: _SkipAlternative, copies: Sequence[Skip]) -> _SkipAlternative:
-            return self._rewrite(copies, alternative.transformation, alternative.sites)
+            names, sites = alternative.transformation, alternative.sites
+            return self._rewrite(copies, names, sites, alternative.cost[0])
 
         best = drop_useless_parts(best, best.sites, with_sites)
         return drop_useless_parts(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
 
-    def _best_transformed(self, copies: Sequence[Skip]) -> _SkipAlternative:
-        """The alternative with `copies` and the cheapest transformation."""
-        alternatives = [self._rewrite(copies, name) for name in TRANSFORMATIONS]
+    def _best_transformed(self, copies: Sequence[Skip], max_bytes: float = math.inf) -> _SkipAlternative:
+        """The alternative with `copies` and the cheapest transformation; see `_rewrite` for `max_bytes`."""
+        alternatives: list[_SkipAlternative] = []
+        for name in TRANSFORMATIONS:
+            alternatives.append(self._rewrite(copies, name, max_bytes=max_bytes))
+            max_bytes = min(max_bytes, alternatives[-1].cost[0])
         return min(alternatives, key=lambda alternative: alternative.cost)
 
     def _module_with_copies(self, copies: Sequence[Skip]) -> tvm.IRModule:
@@ -214,13 +223,27 @@ class _SkipAlternatives:
         return self._last_copies[1]
 
     def _rewrite(
-        self, copies: Sequence[Skip], transformation: str, allowed_sites: Collection[str] | None = None
+        self,
+        copies: Sequence[Skip],
+        transformation: str,
+        allowed_sites: Collection[str] | None = None,
+        max_bytes: float = math.inf,
     ) -> _SkipAlternative:
-        """The alternative with `copies`, transformed at the sites `allowed_sites`, or at all sites."""
+        """The alternative with `copies`, transformed at the sites `allowed_sites`, or at all sites.
+
+        Its cost is a lower bound if that is above `max_bytes`: then nothing else is estimated.
+        """
         module = self._module_with_copies(copies)
         applied_sites = ()
         names = tuple(skip.name for skip in copies)
         steps = TRANSFORMATIONS[transformation]
+        if steps == (_SPLIT,) and allowed_sites is not None:  # the other concatenations stay
+            elements = unsplit_elements(module)
+            unsplit = (elements[site] for site in elements if site not in allowed_sites)
+            pool_bytes = max(unsplit, default=0) * self._element_bytes
+            if pool_bytes > max_bytes:
+                sites, cost = tuple(allowed_sites), (pool_bytes, 0)
+                return _SkipAlternative(tuple(copies), transformation, sites, (), module, cost)
         for step, sites in steps:
             selected = [site for site in sites(module) if allowed_sites is None or site in allowed_sites]
             applied_sites += tuple(selected)
@@ -230,7 +253,9 @@ class _SkipAlternatives:
         # Folding always saves operations and memory.
         folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module
-        pool_bytes = estimate_pool_bytes(replace(self.network, module=module), self.system, self.fuse)
+        pool_bytes = LiveBound(module).peak() * self._element_bytes
+        if pool_bytes <= max_bytes:
+            pool_bytes = estimate_pool_bytes(replace(self.network, module=module), self.system, self.fuse)
         cost = (pool_bytes, flops(module))
         alternative = _SkipAlternative(
             tuple(copies), transformation if applied_sites else "", applied_sites, folded, module, cost

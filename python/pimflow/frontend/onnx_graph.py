@@ -34,7 +34,7 @@ from pimflow.frontend.onnx_rewrites import (
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
-from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.flat import main_bindings, with_weight_types
 from pimflow.zoo import foreign
 
 
@@ -49,7 +49,8 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         shapes.
     """
     mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
-    return with_stored_roles(mod, model)
+    types = zoo.weight_types(model)
+    return with_stored_roles(with_weight_types(mod, types) if types else mod, model)
 
 
 def import_onnx(model: onnx.ModelProto, keep_params: bool = False) -> tvm.IRModule:

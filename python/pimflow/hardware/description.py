@@ -147,6 +147,8 @@ def describe(spec: Spec) -> dict[str, Any]:
             for rule in spec.constraints
         ]
         description["derived"] = _derive_figures(spec)
+        if spec.operands:
+            description["operands"] = [dataclasses.asdict(operand) for operand in spec.operands]
         description["used"] = [{"what": feature, "how": use} for feature, use in _feature_uses(spec)]
         description["not_modelled"] = list(spec.not_modelled)
     description["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
@@ -154,7 +156,7 @@ def describe(spec: Spec) -> dict[str, Any]:
 
 
 def _values(spec: Spec) -> Iterator[dict[str, Any]]:
-    skipped = {"name", "description", "constraints", "sources", "not_modelled"}
+    skipped = {"name", "description", "constraints", "operands", "weights", "sources", "not_modelled"}
     for field in dataclasses.fields(spec):
         if field.name in skipped:
             continue
@@ -242,6 +244,13 @@ def _feature_uses(pim: PimSpec) -> Iterator[tuple[str, str]]:
         yield "comp_starts_at_row", "loop orders keep to what its instructions can say"
     if pim.has_single_host:
         yield "host", "channels in lockstep: a vector for all of them is one instruction"
+    for operand in pim.operands:
+        row = pim.narrow_row(operand)
+        yield (
+            f"weights of {operand.weights}",
+            f"{operand.multiplications} a COMP, {row.comps * operand.multiplications} a row beside "
+            f"{row.scale_columns} columns of scales ({operand.source})",
+        )
     if pim.can_write:
         yield "WRITE", "a KV cache, appended to by every decode step"
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from typing import TypeVar
 
 from pimflow.core.keywords import check_keywords
 from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
@@ -18,6 +19,7 @@ from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.constraints import BEGIN, COMMANDS, LEVELS, Constraint
 from pimflow.hardware.device_rules import rule_faults
+from pimflow.hardware.operands import NarrowRow, Operand, narrow_row
 from pimflow.hardware.reader import (
     Table,
     build,
@@ -27,6 +29,8 @@ from pimflow.hardware.reader import (
     spec_names,
 )
 from pimflow.hardware.spec_text import html_table
+
+Listed = TypeVar("Listed", Constraint, Operand)
 
 __all__ = ["BEGIN", "COMMANDS", "ENERGY", "LEVELS", "TIMING", "Constraint", "PimSpec"]
 
@@ -128,6 +132,10 @@ class PimSpec:
         while it runs. They take the same time, but overlap the launch.
     dtypes : tuple of str
         Storage types that the multipliers accept.
+    operands : tuple of Operand
+        Narrow weights that they take beside these. All other weights are stored in the network's type.
+    weights : str
+        Of a device as it is for narrow weights (`with_weights`), their type; else empty.
     timing : dict of str to int
         JEDEC-style latencies, in cycles of the command clock: those of `TIMING`, and others that constraints
         name.
@@ -165,6 +173,9 @@ class PimSpec:
     elementwise_multiply: bool = False
     lane_elements: int = 0
     refreshes_ahead: int = 0
+    # Not in `fields_text`, so that keys of devices without them stay valid: `narrow_text` has them.
+    operands: tuple[Operand, ...] = field(default=(), repr=False)
+    weights: str = field(default="", repr=False)
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -242,21 +253,24 @@ class PimSpec:
         """The device of the table of a TOML file, with the name `stem`; it keeps to `device_rules`."""
         where = f"pim '{stem}'"
         table = dict(table)
-        constraints = table.pop("constraints", None)
-        if not isinstance(constraints, list):
-            raise SpecError(f"{where}: field 'constraints' is not a list of tables")
-        rules = tuple(
-            build(Constraint, rule, f"{where}: constraint {index + 1}")
-            for index, rule in enumerate(constraints)
-        )
-        spec = build(cls, table, where, name=stem, constraints=rules)
+        rules = _listed(Constraint, table.pop("constraints", None), where, "constraints")
+        operands = _listed(Operand, table.pop("operands", []), where, "operands")
+        if "weights" in table:
+            raise SpecError(
+                f"{where}: unknown field 'weights'; [[operands]] say which narrow weights it takes"
+            )
+        spec = build(cls, table, where, name=stem, weights="", constraints=rules, operands=operands)
         for fault in itertools.chain(spec.faults(), rule_faults(spec) if checks_rules else ()):
             raise SpecError(f"{where}: {fault}")
         return spec
 
     def to_json(self) -> str:
         """All fields as JSON, for a compiled directory."""
-        return json.dumps(asdict(self), indent=1, default=lambda number: number.item()) + "\n"
+        table = asdict(self)
+        for name in ("operands", "weights"):
+            if not table[name]:
+                del table[name]
+        return json.dumps(table, indent=1, default=lambda number: number.item()) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str = "<text>") -> PimSpec:
@@ -283,7 +297,62 @@ class PimSpec:
 
     def is_target_of(self, program: PimProgram) -> bool:
         """Whether `program` was lowered for this device: by name and, if the program has one, by digest."""
-        return program.pim == self.name and program.pim_digest in ("", self.digest)
+        return program.pim == self.name and program.pim_digest in ("", self.with_weights_of(program).digest)
+
+    @property
+    def narrow_text(self) -> str:
+        """The narrow weights that it takes, as a part of keys; empty if there are none."""
+        return repr((self.operands, self.weights)) if self.operands else ""
+
+    def takes(self, weights: str | None, dtype: str) -> bool:
+        """Whether the multipliers take weights of a narrow type, with a vector of `dtype`."""
+        return any((o.weights, o.activations) == (weights, dtype) for o in self.operands)
+
+    def with_weights(self, weights: str | None, dtype: str) -> PimSpec:
+        """The device as it is for weights of a type, and vectors of `dtype`; itself if it widens them.
+
+        Its columns are those that one COMP multiplies, and a row has as many as it holds beside the scales.
+        """
+        if weights is None or weights == self.weights or not self.takes(weights, dtype):
+            return self
+        return self._narrow_devices[weights, dtype]
+
+    def with_weights_of(self, program: PimProgram) -> PimSpec:
+        """The device as it is for the weights of a program."""
+        return self.with_weights(program.geometry.weights, program.dtype)
+
+    @functools.cached_property
+    def _narrow_devices(self) -> dict[tuple[str, str], PimSpec]:
+        return {(o.weights, o.activations): self._with_operand(o) for o in self.operands}
+
+    def narrow_row(self, operand: Operand) -> NarrowRow:
+        """How weights of one of `operands` lie in a row; raises as `operands.narrow_row`."""
+        buffer_elements = self.buffer_columns * self.elements_per_column(operand.activations)
+        return narrow_row(operand, self.columns_per_row, self.column_bytes, buffer_elements)
+
+    def _with_operand(self, operand: Operand) -> PimSpec:
+        """The device as programs with weights of `operand` see it: columns are what one COMP multiplies.
+
+        Opening a row takes longer by the reads of its scales; these are charged as column reads. A COMP reads
+        as many bursts of the global buffer as the vector's elements take. Multiplications and additions have
+        the energy of the device's other types, since no source has one of narrow weights.
+        """
+        row, energy = self.narrow_row(operand), dict(self.energy)
+        energy["activate_pj"] += row.scale_columns * energy["column_read_pj"]
+        energy["column_read_pj"] *= operand.multiplications / operand.weight_type.column_values(
+            self.column_bytes
+        )
+        opening = self.timing["nRCDR"] + row.scale_columns * self.timing["nCCDS"]
+        narrow = replace(
+            self,
+            weights=operand.weights,
+            columns_per_row=row.comps,
+            buffer_columns=row.buffer_columns,
+            timing={**self.timing, "nRCDR": opening},
+            energy=energy,
+        )
+        energy["buffer_read_pj"] *= narrow.vector_bursts(operand.activations)
+        return narrow
 
     def faults(self) -> Iterator[str]:
         """Faults of a device from a file or a sweep; a device made in Python may have them."""
@@ -296,6 +365,11 @@ class PimSpec:
                 yield f"unknown field '{section}.{key}'; {hint(key, needed)}"
             for key in sorted(needed.keys() - values.keys()):
                 yield f"missing field '{section}.{key}': {needed[key]}"
+        for operand in self.operands:
+            try:
+                self.with_weights(operand.weights, operand.activations)
+            except ValueError as error:
+                yield str(error)
         for key in ("gangs", "global_buffers", "accumulators"):
             if getattr(self, key) > _MAX_STATES:
                 yield f"field '{key}': {getattr(self, key)} is more than {_MAX_STATES}"
@@ -439,8 +513,15 @@ class PimSpec:
         return clocks[-1] + self.timing["nRCDR"]
 
     def elements_per_column(self, dtype: str) -> int:
-        """Elements of `dtype` in one column access."""
+        """Elements of `dtype`, or `weights`, that a COMP multiplies in a bank."""
+        for operand in self.operands if self.weights else ():
+            if (operand.weights, operand.activations) == (self.weights, dtype):
+                return operand.multiplications
         return self.column_bytes // ELEMENT_BYTES[dtype]
+
+    def vector_bursts(self, dtype: str) -> int:
+        """Bursts for the elements of a vector that a COMP multiplies."""
+        return -(-self.elements_per_column(dtype) * ELEMENT_BYTES[dtype] // self.column_bytes)
 
     def elements_per_row(self, dtype: str) -> int:
         """Elements of `dtype` in one row of a bank."""
@@ -457,3 +538,13 @@ class PimSpec:
         """
         results = self.banks * (self.result_lanes if lanes == 1 else lanes)
         return -(-results * RESULT_BYTES[dtype] // self.column_bytes)
+
+
+def _listed(kind: type[Listed], tables: object, where: str, field_name: str) -> tuple[Listed, ...]:
+    """Instances of a list of tables; raises `SpecError`."""
+    if not isinstance(tables, list):
+        raise SpecError(f"{where}: field '{field_name}' is not a list of tables")
+    singular = field_name.removesuffix("s")
+    return tuple(
+        build(kind, table, f"{where}: {singular} {number}") for number, table in enumerate(tables, 1)
+    )

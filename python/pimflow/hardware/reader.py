@@ -4,7 +4,9 @@ A value is bare (``clock_mhz = 1365``) or has a source
 (``clock_mhz = { value = 1365, source = "Accel-Sim SM75_RTX2060" }``); so has every value of a section such as
 ``[energy]``. Every report lists values whose source says ``assumed``. A table of values may inherit from an
 embedded device (``efficiency = { as = "v100", source = "…", value = { … } }``); its own values override. The
-source of an inherited value is the table's, followed by the other device's in parentheses.
+source of an inherited value is the table's, followed by the other device's in parentheses. A whole file may
+begin as an embedded device of its kind (``as = "newton-gddr6"``): its own fields, and values of sections,
+override.
 """
 
 from __future__ import annotations
@@ -47,7 +49,27 @@ def read_toml(kind: str, name_or_path: str | os.PathLike[str]) -> tuple[str, Tab
     """Name and table of an embedded device, or of the TOML file at a path."""
     path = spec_path(kind, name_or_path)
     table = table_files.read_toml(path, SpecError)
+    if "as" in table:
+        table = _with_base(kind, path, table)
     return path.stem, {field: _resolve_inheritance(path, field, entry) for field, entry in table.items()}
+
+
+def _with_base(kind: str, path: Path, table: Table) -> Table:
+    """`table` over that of the embedded device that it begins as; raises `SpecError` if there is none."""
+    name = table["as"]
+    others = [spec for spec in spec_names(kind) if spec != path.stem]
+    if name not in others:
+        raise SpecError(f"{path}: no other embedded device '{name}' to begin as; {hint(str(name), others)}")
+    base = table_files.read_toml(spec_path(kind, str(name)), SpecError)
+    if "as" in base:
+        raise SpecError(f"{path}: '{name}' begins as another device itself; begin as '{base['as']}'")
+    merged = dict(base)
+    for field, value in table.items():
+        inherited = base.get(field)
+        is_section = isinstance(value, dict) and isinstance(inherited, dict) and "value" not in value
+        merged[field] = {**inherited, **value} if is_section else value  # type: ignore[dict-item]
+    del merged["as"]
+    return merged
 
 
 def _resolve_inheritance(path: Path, field: str, entry: object) -> object:

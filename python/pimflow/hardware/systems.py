@@ -247,7 +247,13 @@ class System(OptionSet, group="system"):
         sharing = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.is_time_shared else ""
         launches = f" launches {self.launches}" if self.overlaps_launches else ""
         weights = f" weights streamed {self.copy_ahead}" if self.streams_weights else ""
-        return f"{fields_text(dataclasses.replace(self, sources={}))}{sharing}{launches}{weights}"
+        fields = fields_text(dataclasses.replace(self, sources={}))
+        return f"{fields}{sharing}{launches}{weights}{self.pim.narrow_text}"
+
+    def without_sources(self) -> System:
+        """A copy without the sources of its numbers, which no result depends on."""
+        gpu, pim = dataclasses.replace(self.gpu, sources={}), dataclasses.replace(self.pim, sources={})
+        return dataclasses.replace(self, sources={}, gpu=gpu, pim=pim)
 
     def __repr__(self) -> str:
         """One line: the devices, and how channels are shared; `identity` has all fields."""
@@ -310,6 +316,11 @@ class System(OptionSet, group="system"):
                     for part in key.split("."):
                         value = value[part] if isinstance(value, dict) else getattr(value, part)
                     rows.append(f"{where}: {key} = {value} ({source})")
+        rows += [
+            f"pim {self.pim.name}: {o.multiplications} products of {o.weights} a COMP ({o.source})"
+            for o in self.pim.operands
+            if "assumed" in o.source
+        ]
         return rows
 
 

@@ -33,7 +33,7 @@ _DECODE_ERRORS = (
 )
 _DATABASE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # SQLite's message may quote a damaged file
 # Packages whose code results depend on, besides their keys.
-CODE_PACKAGES = ("core", "hardware", "pim_backend", "simulators", "placement")
+CODE_PACKAGES = ("weight_types", "core", "hardware", "pim_backend", "simulators", "placement")
 
 
 def default_path() -> Path:

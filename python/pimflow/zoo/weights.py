@@ -3,7 +3,8 @@
 A graph-only file has no weights. Each weight is a typed graph input whose metadata
 ``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. If it also has ``trained = NAME``, it is
 read from a file in :data:`TRAINED`. If it has ``file = PATH``, it is read from there, by
-:mod:`.language.decoder_files`.
+:mod:`.language.decoder_files`. If it has ``stored = TYPE``, it is stored in one of
+:data:`pimflow.weight_types.WEIGHT_TYPES`: its values are those that this type has, once they are drawn.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import onnx
 
 from pimflow.errors import ModelError, UsageError
+from pimflow.weight_types import WEIGHT_TYPES, WeightType
 from pimflow.zoo.language import decoder_files
 from pimflow.zoo.shapes import dims_of
 
@@ -36,6 +38,7 @@ RULES = {
 }
 TRAINED = Path(__file__).parent / "trained"  # written by scripts/train_small_network.py
 STATISTICS = frozenset({"mean", "variance"})
+TABLE_VALUES = 1 << 20  # of a table that are rounded at once
 CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, since a word gives two
 
 
@@ -84,6 +87,19 @@ def _metadata(value: onnx.ValueInfoProto, key: str) -> str | None:
 def is_trained(value: onnx.ValueInfoProto) -> bool:
     """Whether a weight is trained, and read from the zoo, not drawn."""
     return _metadata(value, "trained") is not None
+
+
+def weight_types(model: onnx.ModelProto) -> dict[str, str]:
+    """By node, the type in which the weight that it multiplies with is stored, if it is marked."""
+    types = {value.name: kind for value in model.graph.input if (kind := _metadata(value, "stored"))}
+    by_node: dict[str, str] = {}
+    for node in model.graph.node if types else ():
+        kind = next((types[name] for name in node.input if name in types), None)
+        if kind and node.op_type == "Transpose":
+            types[node.output[0]] = kind
+        elif kind and node.op_type == "MatMul":
+            by_node[node.name] = kind
+    return by_node
 
 
 def mark_untrained(value: onnx.ValueInfoProto) -> None:
@@ -173,15 +189,51 @@ def weight_chunks(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndar
         yield decoder_files.weight(file, value.name).astype("<f4", copy=False).ravel()
         return
     if network := _metadata(value, "trained"):
-        yield _read_trained(network, value.name, math.prod(dims))
-        return
-    rule, fan_in, gain = parsed_rule
-    centre, half_width = RULES[rule]
+        chunks = iter([_read_trained(network, value.name, math.prod(dims))])
+    else:
+        chunks = _drawn_chunks(value.name, parsed_rule, math.prod(dims), seed)
+    kind = _metadata(value, "stored")
+    yield from chunks if kind is None else _stored_chunks(chunks, WEIGHT_TYPES[kind], dims, parsed_rule[0])
+
+
+def _drawn_chunks(name: str, rule: tuple[str, int, float], count: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw a weight by a rule, in parts."""
+    kind, fan_in, gain = rule
+    centre, half_width = RULES[kind]
     scale = np.float32(half_width * gain / math.sqrt(fan_in))
-    for chunk in _chunks(value.name, math.prod(dims), seed):
+    for chunk in _chunks(name, count, seed):
         chunk *= scale
         chunk += np.float32(centre)
         yield chunk.astype("<f4", copy=False)
+
+
+def _stored_chunks(
+    chunks: Iterator[np.ndarray], kind: WeightType, dims: tuple[int, ...], rule: str
+) -> Iterator[np.ndarray]:
+    """What is stored of a matrix, in parts of whole blocks; blocks lie along its inputs.
+
+    These are the rows of a product, and the columns of a table (rule ``embedding``).
+    """
+    is_table = rule == "embedding"
+    rows = max(1, TABLE_VALUES // dims[1]) if is_table else kind.block or dims[0]
+    for values in _regroup(chunks, rows * dims[1]):
+        part = values.reshape(-1, dims[1])
+        yield (kind.round(part.T).T if is_table else kind.round(part)).astype("<f4", copy=False).ravel()
+
+
+def _regroup(chunks: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """The values of `chunks`, `count` at a time; at the end there may be fewer."""
+    values, filled = np.empty(count, np.float32), 0
+    for chunk in chunks:
+        while len(chunk):
+            taken = min(len(chunk), count - filled)
+            values[filled : filled + taken] = chunk[:taken]
+            chunk, filled = chunk[taken:], filled + taken
+            if filled == count:
+                yield values
+                values, filled = np.empty(count, np.float32), 0
+    if filled:
+        yield values[:filled]
 
 
 def _read_trained(network: str, name: str, count: int) -> np.ndarray:

@@ -11,13 +11,13 @@ import onnx
 import tvm
 
 from pimflow import frontend
-from pimflow.commands.generate.step_bound import ReadTimes, read_times, weight_times
+from pimflow.commands.generate.step_bound import ReadTimes, cache_times, weight_times
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler import build
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.verification import Verification, observe, require_finite
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.region import RegionGraph
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network
@@ -230,11 +230,12 @@ def step_times(
 
     Each element of the cache is used `uses` times; it has `kv_elements` for each token and sequence.
     """
-    system = search_result.system
-    cache_bytes = kv_elements * ELEMENT_BYTES[system.dtype] * lengths.attended * lengths.batch
+    system, graph = search_result.system, search_result.graph
+    elements = kv_elements * lengths.attended * lengths.batch
+    kernels = 2 * max(1, sum(region.attention is not None for region in graph.regions))
     return [
-        weight_times(search_result.graph, lengths.batch * lengths.tokens, system),
-        read_times(cache_bytes, uses * lengths.tokens, system),
+        *weight_times(graph, lengths.batch * lengths.tokens, system),
+        cache_times(elements, uses * lengths.tokens, kernels, system),
     ]
 
 

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.core.attention import Attention
-from pimflow.core.json_form import Json
+from pimflow.core.json_form import Json, json_form
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import Costs, Profiling
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
 from pimflow.simulators.exports.llmservingsim import AttentionLine
+from pimflow.zoo.language.decoder import Decoder
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
+BATCHES = (1, 4, 16)  # requests at once, of the table
+SHARES = (1, 2, 4)  # devices that share the heads, of the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow:
+    """The time of a layer's attention in PIM for some requests at once.
+
+    Attributes
+    ----------
+    batch, tokens : int
+        Requests, and the tokens of each in the cache.
+    heads, kv_heads : int
+        Heads on this device.
+    channels : int
+        PIM channels that it has.
+    ns : float
+    source : str
+        How the time was made.
+    """
+
+    batch: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    channels: int
+    ns: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +61,8 @@ class ServingAttention:
         Schedule of each product, for all lengths.
     line : AttentionLine
         Times in ns on these channels.
+    rows : tuple of AttentionRow
+        Times over requests at once, tokens and heads, on all channels that they can use.
     """
 
     model: str
@@ -43,6 +75,7 @@ class ServingAttention:
     channels: int
     schedules: dict[str, str]
     line: AttentionLine
+    rows: tuple[AttentionRow, ...]
 
     @property
     def entry(self) -> dict[str, float]:
@@ -70,6 +103,7 @@ class ServingAttention:
                 "max_relative_error": self.line.residual,
             },
             "points_ns": {str(tokens): time for tokens, time in self.line.points.items()},
+            "table": [json_form(row) for row in self.rows],
             "made": [
                 f"pimflow's PIM programs for one request's attention in one layer on {self.pim}, timed with "
                 f"'{self.timing}' rules, refresh included",
@@ -93,6 +127,7 @@ class ServingAttention:
                 f"{self.line.residual:.1%} at {', '.join(map(str, self.line.points))} tokens",
                 f'entry     "{self.pim}_pim": {{"slope": {entry["slope"]:.4f}, '
                 f'"intercept": {entry["intercept"]:.4f}}}',
+                f"table     {len(self.rows)} rows over requests at once, tokens and heads, with sources",
             ]
         )
 
@@ -149,10 +184,11 @@ def llmservingsim(
     system = as_system(target_system)
     if not system.pim_channels:
         raise UsageError("the system has no PIM channels; give --pim-channels 1 or more")
+    rows = _attention_rows(system, decoder, lengths, profiling or Profiling())
     system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
     costs = Costs(system, profiling or Profiling())
     heads = decoder.heads, decoder.kv_heads, decoder.head_size
-    schedules, line = _fit_line(costs, decode_attention(*heads, places=max(lengths)), lengths)
+    schedules, points = _points(costs, decode_attention(*heads, places=max(lengths)), lengths)
     return ServingAttention(
         model=decoder.name,
         pim=system.pim.name,
@@ -163,14 +199,43 @@ def llmservingsim(
         head_size=decoder.head_size,
         channels=system.pim_channels,
         schedules=schedules,
-        line=line,
+        line=AttentionLine.fit(points),
+        rows=tuple(rows),
     )
 
 
-def _fit_line(
+def _attention_rows(
+    system: System, decoder: Decoder, lengths: Sequence[int], profiling: Profiling
+) -> Iterator[AttentionRow]:
+    """Times for `BATCHES` requests, all lengths, and the heads of a device that shares them with others."""
+    for share in SHARES:
+        if decoder.kv_heads % share:
+            continue
+        heads, kv_heads = decoder.heads // share, decoder.kv_heads // share
+        for batch in BATCHES:
+            channels = min(system.pim_channels, batch * kv_heads)
+            costs = Costs(replace(system, pim_channels=channels), profiling)
+            attention = decode_attention(heads, kv_heads, decoder.head_size, places=max(lengths), batch=batch)
+            schedules, points = _points(costs, attention, lengths)
+            products = " and ".join(f"{name} {schedule}" for name, schedule in schedules.items())
+            for tokens, time_ns in points.items():
+                yield AttentionRow(
+                    batch=batch,
+                    tokens=tokens,
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    head_dim=decoder.head_size,
+                    channels=channels,
+                    ns=time_ns,
+                    source=f"simulated: PIM programs of pimflow on {system.pim.name}, '{system.timing}' "
+                    f"rules, schedules {products}; no softmax, no launch",
+                )
+
+
+def _points(
     costs: Costs, attention: Attention, lengths: Sequence[int]
-) -> tuple[dict[str, str], AttentionLine]:
-    """The schedule of each product that is the fastest over all places, and the line through its times."""
+) -> tuple[dict[str, str], dict[int, float]]:
+    """The schedule of each product that is the fastest over all places, and its times by tokens."""
     full = costs.attention_costs([(attention, 0)])[0]
     fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
     points = {}
@@ -181,4 +246,4 @@ def _fit_line(
         ]
         points[tokens] = sum(total_ns(entry.cost(fastest[entry.product])) for entry in work)
     schedules = {name: str(schedule) for name, schedule in fastest.items()}
-    return schedules, AttentionLine.fit(points)
+    return schedules, points

@@ -23,12 +23,13 @@ from pimflow.commands.generate.decoding import (
     step_times,
     verification_inputs,
 )
+from pimflow.commands.generate.devices import TENSOR, DeviceGroup, min_devices
 from pimflow.commands.generate.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
 from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
-from pimflow.commands.generate.step_bound import shared_bound_ns, weight_times
+from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
@@ -39,10 +40,12 @@ from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
+from pimflow.hardware.link import LinkSpec
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
+from pimflow.simulators.pim.timing import STRICT
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -86,6 +89,8 @@ class GenerationJob:
         Texts before which a text ends.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
+    group : DeviceGroup
+        The devices that share a shape.
     """
 
     language: LanguageModel
@@ -97,6 +102,7 @@ class GenerationJob:
     sampler: Sampler
     stops: Sequence[str]
     assume_room: bool
+    group: DeviceGroup
     on_text: Callable[[str], None]
     progress: Progress
 
@@ -151,6 +157,10 @@ def generate(
         Whether prompts are what a user says, to be written as the model's chat template has it.
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    weight_type : str
+        Type in which weights of the zoo are stored, quantised once: of `weight_types.WRITTEN_TYPES`.
+    devices, parallel, link
+        How many devices share a shape, and how; see `commands.generate.devices.DeviceGroup`.
     assume_room : bool
         Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
@@ -173,7 +183,7 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer)
+    language = open_language_model(model, options.tokenizer, options.weight_type)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
@@ -190,11 +200,14 @@ def generate(
         sampler=sampler,
         stops=stops,
         assume_room=options.assume_room,
+        group=DeviceGroup(count=options.devices, parallel=options.parallel, link=LinkSpec.load(options.link)),
         on_text=on_text,
         progress=progress,
     )
     if language.decoder is not None and not language.decoder.has_weights:
         return _estimate_tokens(job, language.decoder)
+    if options.devices > 1:
+        raise UsageError(f"--devices {options.devices}: only shapes without weights are shared; leave it out")
     if options.assume_room:
         raise UsageError("--assume-room has no effect on a model with weights, which must fit; leave it out")
     return _TokenGenerator(job).generate()
@@ -351,7 +364,8 @@ class _TokenGenerator:
         return DecodeCostModel(
             step_costs=lambda tokens: StepCosts.from_search(decode.charges(tokens)),
             bound_ns=lambda tokens: shared_bound_ns(
-                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses)
+                step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses),
+                pim_share(decode.search_result.system),
             ),
             context=self.job.context,
             batch=self.job.batch,
@@ -385,6 +399,7 @@ class _TokenGenerator:
 def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     """Estimate a model without weights: verify one block, and multiply its costs by the number of blocks."""
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
+    model, decoder = decoder, job.group.device_part(decoder)
     job.progress("searching the output")
     _, _, head = place_step(
         decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
@@ -396,9 +411,11 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
         job.context,
         batch,
     )
-    held_bytes = decoder.layers * _resident_bytes(decode.search_result) + _resident_bytes(head)
-    if not job.assume_room:
-        _require_room(job, held_bytes)
+    block_bytes, output_bytes = _resident_bytes(decode.search_result), _resident_bytes(head)
+    held_bytes = job.group.held_bytes(decoder.layers, block_bytes, output_bytes)
+    if not job.assume_room and held_bytes > _room_bytes(search_request.system):
+        whole = job.group.count if job.group.parallel == TENSOR else 1
+        raise _no_room(job, model, held_bytes, whole * block_bytes, whole * output_bytes)
     job.progress("compiling a block for the prompt")
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
@@ -406,12 +423,12 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     job.progress("compiling a block for a token")
     step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]
-    model_costs = functools.partial(_model_costs, decoder, StepCosts.from_search(head))
+    model_costs = functools.partial(_model_costs, job, model, StepCosts.from_search(head))
     return _report(
         job,
-        ttft=model_costs(first.search_result),
+        ttft=model_costs(first.search_result, rows=prompt * batch),
         cost_model=DecodeCostModel(
-            step_costs=lambda tokens: model_costs(decode.charges(tokens)),
+            step_costs=lambda tokens: model_costs(decode.charges(tokens), rows=batch),
             bound_ns=functools.partial(_model_bound_ns, job, decoder, decode, head),
             context=job.context,
             batch=batch,
@@ -430,36 +447,58 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     )
 
 
-def _require_room(job: GenerationJob, held_bytes: int) -> None:
-    """Raise `InfeasibleError` unless weights and caches of all blocks fit the PIM channels."""
+def _no_room(
+    job: GenerationJob, model: Decoder, held_bytes: int, block_bytes: int, output_bytes: int
+) -> InfeasibleError:
+    """The error that weights and caches of all blocks do not fit the PIM channels of a device.
+
+    A block and the output layer take so many bytes on one device.
+    """
     room_bytes = _room_bytes(job.search_request.system)
-    if held_bytes > room_bytes:
-        raise InfeasibleError(
-            f"weights and caches of all blocks of '{job.language.name}' in the PIM channels",
-            held_bytes,
-            room_bytes,
-            "B",
-            ["--assume-room, which times banks with as many rows as that takes"],
-        )
+    count = min_devices(model, block_bytes, output_bytes, room_bytes)
+    levers = ["--assume-room, which times banks with as many rows as that takes"]
+    if count is not None:
+        levers.insert(0, f"--devices {count}, which share the blocks")
+    return InfeasibleError(
+        f"weights and caches of all blocks of '{job.language.name}' in the PIM channels",
+        held_bytes,
+        room_bytes,
+        "B",
+        levers,
+    )
 
 
 def _room_bytes(system: System) -> int:
     return system.pim.bytes_per_channel * system.pim_channels
 
 
-def _model_costs(decoder: Decoder, output: StepCosts, block: SearchResult | Charges) -> StepCosts:
-    """The costs of a whole model: those of a block for every layer, and those of the output."""
-    return StepCosts.from_search(block, decoder.layers, shared_regions(block.graph)) + output
+def _model_costs(
+    job: GenerationJob, model: Decoder, output: StepCosts, block: SearchResult | Charges, rows: int
+) -> StepCosts:
+    """The costs of a whole model: those of a block for every layer, of the output, and of links.
+
+    Devices that wait have no energy; nor have links, since no source has one.
+    """
+    device = StepCosts.from_search(block, model.layers, shared_regions(block.graph)) + output
+    link_ns = job.group.link_ns(model, rows, ELEMENT_BYTES[job.search_request.system.dtype])
+    busy = job.group.busy_devices
+    return StepCosts(
+        ns=device.ns + link_ns,
+        ns_gpu_only=device.ns_gpu_only + link_ns,
+        pj=device.pj * busy,
+        pj_gpu_only=device.pj_gpu_only * busy,
+    )
 
 
 def _model_bound_ns(
     job: GenerationJob, decoder: Decoder, decode: DecodeStep, head: SearchResult, tokens: int
 ) -> float:
     """The lower bound of the time of a step of a whole model."""
-    kv_elements = job.language.kv_elements / decoder.layers
+    kv_elements = decoder.kv_bytes_per_token(1) / decoder.layers
     block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
     output = weight_times(head.graph, job.batch, head.system)
-    return shared_bound_ns([*(part.scale(decoder.layers) for part in block), output])
+    parts = [*(part.scale(decoder.layers) for part in block), *output]
+    return shared_bound_ns(parts, pim_share(head.system))
 
 
 def _resident_bytes(search_result: SearchResult) -> int:
@@ -470,6 +509,23 @@ def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
+
+
+def _devices_text(group: DeviceGroup) -> str | None:
+    """How several devices share a model; None for one."""
+    return f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None
+
+
+def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
+    """How PIM stores weights of narrow types; None if there are none."""
+    kinds = dict.fromkeys(language.decoder.weight_types.values()) if language.decoder else {}
+    if not kinds:
+        return None
+    narrow = [kind for kind in kinds if system.pim.takes(kind, system.dtype) and system.timing == STRICT]
+    widened = ", ".join(kind for kind in kinds if kind not in narrow)
+    parts = [f"PIM stores {', '.join(narrow)} as they are"] * bool(narrow)
+    parts += [f"PIM stores {widened} widened to {system.dtype}, which its multipliers take"] * bool(widened)
+    return "; ".join(parts)
 
 
 def _violations(checks: Sequence[Verification]) -> int | None:
@@ -492,6 +548,7 @@ def _report(
         weights=f"{language.weights} to {system.dtype}"
         if "widened" in language.weights
         else language.weights,
+        weights_in_pim=_weights_in_pim(language, system),
         system=system.name,
         gpu=system.gpu.name,
         pim=system.pim.name,
@@ -508,6 +565,7 @@ def _report(
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
         room_bytes=_room_bytes(system),
+        devices=_devices_text(job.group),
         verified=True,  # else an error was raised
         **figures,
     )

@@ -30,7 +30,8 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(GenerateOptions, "n", required=True)
     sub.add_fields(GenerateOptions, "context", "batch", "temperature", "top_k", "top_p", "seed")
     sub.add_fields(GenerateOptions, "stop", action="append")
-    sub.add_fields(GenerateOptions, "chat", "tokenizer", "assume_room")
+    sub.add_fields(GenerateOptions, "chat", "tokenizer", "weight_type", "devices", "parallel", "link")
+    sub.add_fields(GenerateOptions, "assume_room")
     options.system_options(sub)
     without = ("max_error", "primitives")  # nothing is decomposed
     sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pimflow.core.frames import data_frame
-from pimflow.core.json_form import Json, fields_form
+from pimflow.core.json_form import OMITTED, Json, fields_form
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
@@ -198,8 +198,10 @@ class Generation:
     Attributes
     ----------
     model, weights, system, gpu, pim, dtype : str
-        `length_weights` names their source; weights of fewer bits are widened to the storage type, so that a
-        device reads more bytes than the file has.
+        `weights` names their source and the types in which they are stored.
+    weights_in_pim : str
+        How PIM stores weights of narrow types: as they are, or widened to the storage type, since the
+        device's multipliers do not take them. Omitted if all weights are of the storage type.
     prompt_tokens, context, batch : int
         Tokens of the longest prompt; tokens that the caches have room for; number of sequences, one for each
         prompt or all from one.
@@ -220,13 +222,16 @@ class Generation:
     full_cache : StepOver
         Figures of a step that attends to the whole context.
     fraction_of_bound : float
-        Lower bound of the time of a step in which PIM's banks and the GPU share all products
-        (`step_bound.shared_bound_ns`), over `tpot_ns`.
+        Lower bound of the time of a step, in which PIM or the GPU reads each weight and each element of the
+        caches (`step_bound.shared_bound_ns`), over `tpot_ns`.
     kv_bytes_per_token : int
         Bytes of a token in the cache.
     held_bytes, room_bytes : int
         Bytes of PIM's rows that weights and caches of all blocks take, and capacity of all PIM channels. If
-        they do not fit, times are those of banks with as many rows as they need.
+        they do not fit, times are those of banks with as many rows as they need. Of several devices, of the
+        fullest.
+    devices : str
+        How several devices share the model; omitted for one.
     regions, regions_on_pim : int
         Regions of a step of one token for each sequence, and those of them that PIM computes.
     blocks, compiled_blocks : int
@@ -250,6 +255,7 @@ class Generation:
     gpu: str
     pim: str
     dtype: str
+    weights_in_pim: str | None = field(metadata=OMITTED)
     prompt_tokens: int
     context: int
     batch: int
@@ -270,6 +276,7 @@ class Generation:
     kv_bytes_per_token: int
     held_bytes: int
     room_bytes: int
+    devices: str | None = field(default=None, metadata=OMITTED)
     regions: int
     regions_on_pim: int
     blocks: int
@@ -307,9 +314,10 @@ class Generation:
                 f"system    {self.gpu} + {self.pim}, {self.dtype}; modelled times, with caches of "
                 f"{self.context} tokens and {self.batch} at once",
                 f"steps     each of a token, over {' to '.join(ends)} tokens",
+                *([f"devices   {self.devices}; memory is of the fullest"] if self.devices else []),
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
-                f"weights   {self.weights}",
+                f"weights   {self.weights}" + (f"; {self.weights_in_pim}" if self.weights_in_pim else ""),
                 f"          {'':<16} {'GPU alone':>12} {'plan':>12}",
                 *(
                     f"          {label:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()

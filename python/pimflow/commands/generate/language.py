@@ -172,7 +172,9 @@ class LanguageModel:
 
 
 def open_language_model(
-    model: str | os.PathLike[str] | onnx.ModelProto, tokenizer: str | os.PathLike[str] | None = None
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    tokenizer: str | os.PathLike[str] | None = None,
+    weight_type: str = "fp16",
 ) -> LanguageModel:
     """Open a language model of the zoo, of an ONNX, PyTorch or GGUF file, or of a folder of Hugging Face's.
 
@@ -180,17 +182,20 @@ def open_language_model(
     ----------
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
+    weight_type : str
+        Type in which weights of the zoo are stored, of `weight_types.WRITTEN_TYPES`.
 
     Raises
     ------
     UnknownNameError
         If there is none of that name.
     UsageError
+        If a weight is not of whole blocks of the type, or a file is given one.
         If it is a network of the zoo that is no language model, or tokenizers cannot be read here.
     ModelError
         If the file cannot be read, or has no cache.
     """
-    language = _open_model(model)
+    language = _open_model(model, weight_type)
     if tokenizer is not None:
         return _with_tokenizer(language, Path(tokenizer), required=True)
     is_file = not isinstance(model, onnx.ModelProto) and Path(model).suffix in (".onnx", ".pt2")
@@ -215,7 +220,9 @@ def _with_tokenizer(language: LanguageModel, path: Path, *, required: bool = Fal
     )
 
 
-def _open_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageModel:
+def _open_model(model: str | os.PathLike[str] | onnx.ModelProto, weight_type: str) -> LanguageModel:
+    if weight_type != "fp16" and not (isinstance(model, str) and model in zoo.all_names()):
+        raise UsageError(f"--weight-type {weight_type}: a file keeps its own types of weights; leave it out")
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
         return _from_exported(onnx_decoder.open_decoder(model))
     if Path(model).suffix == ".pt2":
@@ -223,7 +230,8 @@ def _open_model(model: str | os.PathLike[str] | onnx.ModelProto) -> LanguageMode
     if is_decoder_file(Path(model)):
         return _from_file(Path(model))
     if isinstance(model, str) and model in zoo.decoder_names():
-        return _from_zoo(zoo.decoder(model))
+        decoder = zoo.decoder(model)
+        return _from_zoo(decoder if weight_type == "fp16" else decoder.with_weights(weight_type))
     if isinstance(model, str) and model in zoo.names():
         decoders = ", ".join(zoo.decoder_names())
         raise UsageError(f"'{model}' is no language model; those of the zoo are {decoders}")
@@ -252,13 +260,16 @@ def _share_weights(begin: Callable[[_Reference | None], _Reference]) -> Callable
 
 def _from_zoo(decoder: Decoder) -> LanguageModel:
     tokenizer = ByteTokens() if decoder.text == "bytes" else None
-    return _from_decoder(decoder, tokenizer, "trained" if decoder.trained else "drawn")
+    source = "trained" if decoder.trained else "drawn"
+    types = ", ".join(dict.fromkeys(decoder.weight_types.values()))
+    return _from_decoder(decoder, tokenizer, f"{source}, {types}" if types else source)
 
 
 def _from_file(path: Path) -> LanguageModel:
     decoder = read_decoder(path)
     tokenizer, ends, template = read_tokenizer(path, decoder.vocabulary)
-    language = _from_decoder(decoder, tokenizer, f"{storage_types(decoder.file)}, widened")
+    weights = storage_types(decoder.file) + ("" if decoder.weight_types else ", widened")
+    language = _from_decoder(decoder, tokenizer, weights)
     return replace(language, ends=ends, chat_template=template)
 
 

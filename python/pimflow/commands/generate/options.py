@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.commands.generate.devices import PARALLEL
 from pimflow.core.keywords import check_keywords
 from pimflow.core.options import OptionSet, option
 from pimflow.errors import UsageError
+from pimflow.weight_types import WRITTEN_TYPES
 
 _REPEAT = "; repeat it for several at once, of any lengths"
 
@@ -62,6 +64,25 @@ class GenerateOptions(OptionSet, group="network"):
         None,
         "--tokenizer FILE",
         "tokenizer.json, or the folder with it (default: the model's own, or what is beside the model)",
+    )
+    weight_type: str = option(
+        "fp16",
+        "--weight-type TYPE",
+        "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
+        "{choices}; a file has types of its own",
+        choices=WRITTEN_TYPES,
+    )
+    devices: int = option(
+        1, "--devices N", "share a shape of the zoo among N devices, each a GPU with its PIM channels"
+    )
+    parallel: str = option(
+        PARALLEL[0],
+        "--parallel HOW",
+        "how devices share a model, by blocks, or by the parts of each: {choices}",
+        choices=PARALLEL,
+    )
+    link: str | os.PathLike[str] = option(
+        "nvlink-dgx", "--link NAME|FILE", "link between devices, with --devices (default: %(default)s)"
     )
     assume_room: bool = option(
         False,

@@ -1,4 +1,4 @@
-"""A lower bound of the time of a step of a language model: either device reads its weights and caches."""
+"""A lower bound of the time of a step of a language model: either device reads each weight and cache."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.hardware import System
-from pimflow.simulators.pim.bound import row_limited_ns
+from pimflow.simulators.pim.bound import min_read_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTimes:
-    """The least time in which PIM, or the GPU, does all products with some bytes.
+    """The least time in which PIM, or the GPU, does all products with some weights or caches.
 
-    PIM's is that of opening each row once (`row_limited_ns`), the GPU's that of reading each byte once at the
-    peak bandwidth of all channels.
+    PIM's is that of opening each row once (`min_read_ns`), the GPU's that of reading each byte once at the
+    peak bandwidth of all channels, but for bytes that its model takes to be in the L2.
     """
 
     pim_ns: float
@@ -26,32 +26,66 @@ class ReadTimes:
         return ReadTimes(pim_ns=times * self.pim_ns, gpu_ns=times * self.gpu_ns)
 
 
-def read_times(read_bytes: float, uses: float, system: System) -> ReadTimes:
-    """The times for `read_bytes` of weights or caches, each element multiplied `uses` times."""
-    gpu = system.gpu
+def cache_times(elements: float, uses: float, kernels: int, system: System) -> ReadTimes:
+    """The times for `elements` of caches, each multiplied `uses` times, in so many kernels of the GPU."""
     return ReadTimes(
-        pim_ns=row_limited_ns(read_bytes, uses, system.pim, system.pim_channels),
-        gpu_ns=read_bytes / (gpu.memory_channels * gpu.channel_bytes_per_ns),
+        pim_ns=_pim_read_ns(elements, uses, None, system),
+        gpu_ns=_gpu_read_ns(elements * ELEMENT_BYTES[system.dtype], kernels, system),
     )
 
 
-def weight_times(graph: RegionGraph, uses: float, system: System) -> ReadTimes:
-    """The times for a network's products with weights, each weight multiplied `uses` times."""
+def weight_times(graph: RegionGraph, uses: float, system: System) -> list[ReadTimes]:
+    """The times for each of a network's products with weights, each weight multiplied `uses` times."""
     geometries = [region.geometry for region in graph.regions if region.geometry]
-    weight_bytes = sum(g.oc * g.reduction for g in geometries) * ELEMENT_BYTES[system.dtype]
-    return read_times(weight_bytes, uses, system)
+    return [
+        ReadTimes(
+            pim_ns=_pim_read_ns(g.oc * g.reduction, uses, g.weights, system),
+            gpu_ns=_gpu_read_ns(g.filter_bytes(system.dtype), 1, system),
+        )
+        for g in geometries
+    ]
 
 
-def shared_bound_ns(parts: Iterable[ReadTimes]) -> float:
+def _pim_read_ns(elements: float, uses: float, weights: str | None, system: System) -> float:
+    """The least time of programs that multiply so many elements of a type; 0 without PIM."""
+    pim = system.pim.with_weights(weights, system.dtype)
+    channels = system.pim_channels
+    return min_read_ns(elements, uses, pim, system.dtype, channels) if channels else 0.0
+
+
+def _gpu_read_ns(read_bytes: float, kernels: int, system: System) -> float:
+    """The least time of kernels that read so many bytes together."""
+    gpu = system.gpu
+    resident_share = gpu.efficiency.get("l2_resident", 0.0)
+    resident_bytes = kernels * resident_share * gpu.l2_bytes_per_channel * gpu.memory_channels
+    return max(read_bytes - resident_bytes, 0.0) / (gpu.memory_channels * gpu.channel_bytes_per_ns)
+
+
+def shared_bound_ns(parts: Iterable[ReadTimes], pim_share: float) -> float:
     """The least time in which PIM and the GPU together do all parts, each part divided between them at will.
 
-    PIM does the parts at which it is best in relation to the GPU; at most one part is divided.
+    A channel computes or serves the GPU. So while PIM works, the GPU reads with the other channels, and its
+    reads take at least their time with all channels and the share of PIM's time in these.
+
+    Parameters
+    ----------
+    pim_share : float
+        Share of the memory channels that has PIM; 0 if all products are the GPU's.
     """
-    parts = sorted(parts, key=lambda part: part.pim_ns / part.gpu_ns if part.gpu_ns else 0.0)
+    # PIM takes the parts at which it is best in relation to the GPU; at most one of them is divided.
+    parts = sorted(parts, key=lambda part: part.pim_ns / part.gpu_ns if part.gpu_ns else float("inf"))
     pim_ns, gpu_ns = 0.0, sum(part.gpu_ns for part in parts)
-    for part in parts:
-        if pim_ns + part.pim_ns >= gpu_ns - part.gpu_ns:
-            share = (gpu_ns - pim_ns) / (part.pim_ns + part.gpu_ns) if part.pim_ns + part.gpu_ns else 0.0
+    for part in parts if pim_share else ():
+        saved_ns = part.gpu_ns - pim_share * part.pim_ns
+        if saved_ns <= 0:
+            break
+        if pim_ns + part.pim_ns >= gpu_ns - saved_ns:
+            share = (gpu_ns - pim_ns) / (part.pim_ns + saved_ns)
             return pim_ns + share * part.pim_ns
-        pim_ns, gpu_ns = pim_ns + part.pim_ns, gpu_ns - part.gpu_ns
-    return pim_ns
+        pim_ns, gpu_ns = pim_ns + part.pim_ns, gpu_ns - saved_ns
+    return max(pim_ns, gpu_ns)
+
+
+def pim_share(system: System) -> float:
+    """Share of the memory channels that has PIM."""
+    return system.pim_channels / system.gpu.memory_channels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,11 @@ from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import NetworkOptions
-from pimflow.commands.shared.prepare import PreparationRequest, PreparedNetwork
+from pimflow.commands.shared.prepare import MinimumPools, PreparationRequest, PreparedNetwork
 from pimflow.commands.shared.search_arguments import as_system
-from pimflow.compiler import phases
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.compiler.plan_pools import PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
@@ -34,7 +31,6 @@ from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Profiling
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
@@ -194,7 +190,7 @@ def plan_memory(
     request = PreparationRequest(target=target, pools=pools, inspect=planner.inspect)
     prepared = prepare.prepare(network, options, system, request)
     del network  # frees its weights
-    return planner.memory(prepared, capacity_bytes)
+    return planner.memory(prepared, request.minimum_pools(system), capacity_bytes)
 
 
 class _MemoryPlanner:
@@ -213,11 +209,14 @@ class _MemoryPlanner:
             original, network if change else None, self.lowered_for, self.system, self.pools
         )
 
-    def memory(self, prepared: PreparedNetwork, capacity_bytes: int | None) -> NetworkMemory:
-        """Plan the memory of a prepared network."""
+    def memory(
+        self, prepared: PreparedNetwork, minimum_pools: MinimumPools, capacity_bytes: int | None
+    ) -> NetworkMemory:
+        """Plan the memory of a prepared network in its smallest pool on the GPU alone."""
         network, pools, system = prepared.network, self.pools, self.system
-        module, groups = self._gpu_module(prepared)
-        lowered = phases.allocate(module, self.lowered_for, system)
+        placed = minimum_pools.plan(network, prepared.options)
+        module = apply_search_result(network.module, placed)
+        lowered = pools.lower(module, self.lowered_for, system)
         tensors = buffers(lowered, in_place=pools.in_place)
         liveness = pools.liveness(tensors)
         plan = pools.plan(liveness, capacity_bytes)
@@ -228,7 +227,7 @@ class _MemoryPlanner:
         separate = pools.liveness(buffers(lowered, in_place=False))
         unaliased = [life for life in separate.lifetimes if not life.alias or life.name == life.alias]
         kernels_before = tensors.kernels_before
-        copying = phases.allocate(module, self.lowered_for, replace(system, copies="made"))
+        copying = pools.lower(module, self.lowered_for, replace(system, copies="made"))
         return NetworkMemory(
             liveness=liveness,
             plan=plan,
@@ -253,15 +252,8 @@ class _MemoryPlanner:
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,
-            fused=[*fused_runs(module), *map(list, groups)],
+            fused=[*fused_runs(module), *map(list, placed.group_tilings())],
         )
-
-    def _gpu_module(self, prepared: PreparedNetwork) -> tuple[tvm.IRModule, Collection[tuple[str, ...]]]:
-        """The module on the GPU alone with the smallest pool, and the groups of regions fused in tiles."""
-        network = prepared.network
-        pools = PlanPools(network=network, target=self.lowered_for, system=self.system, planning=self.pools)
-        placed = frugal_plan(prepared.regions, self.system, Costs(self.system, Profiling()), pools)
-        return apply_search_result(network.module, placed), placed.group_tilings().keys()
 
 
 def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:

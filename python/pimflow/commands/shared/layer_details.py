@@ -46,7 +46,7 @@ class LayerSize:
     @classmethod
     def from_region(cls, region: Region, dtype: str) -> LayerSize:
         """From a region, with the storage type `dtype`."""
-        elements = sum(region.input_elements) + region.kernel.weight_elements + region.output_elements
+        elements = sum(region.input_elements) + region.kernel.read_weight_elements + region.output_elements
         return cls(
             operators=tuple(region.operators),
             input_shapes=tuple(tuple(shape) for shape in region.input_shapes),
@@ -165,6 +165,7 @@ class ProgramReport:
     @classmethod
     def from_program(cls, program: PimProgram, file: str, spec: PimSpec, engine: BuiltIn) -> ProgramReport:
         """From a program, which `engine` times on `spec`."""
+        spec = spec.with_weights_of(program)
         timing = engine.time_program(program, spec)
         clocks = max(timing.cycles * len(timing.channel_cycles), 1)
         bursts = timing.gwrite_bursts + timing.commands.get("READRES", 0) * program.readres_bursts

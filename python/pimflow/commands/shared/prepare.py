@@ -30,7 +30,7 @@ from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import Costs, Evaluation, Goal, Profiling
+from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 
@@ -151,10 +151,13 @@ class PreparationRequest:
     samples: Calibration | None = None
     inspect: Inspect = ignore
     progress: Progress = silent
+    _minimum_pools: list[MinimumPools] = field(init=False, default_factory=list, repr=False, compare=False)
 
     def minimum_pools(self, system: System) -> MinimumPools:
-        """The smallest pools of networks on a system, for the target."""
-        return MinimumPools(system=system, target=self.target, planning=self.pools)
+        """The smallest pools of networks on a system, for the target; those of the last system are kept."""
+        if not any(pools.system == system for pools in self._minimum_pools):
+            self._minimum_pools[:] = [MinimumPools(system=system, target=self.target, planning=self.pools)]
+        return self._minimum_pools[0]
 
 
 def prepare(
@@ -269,26 +272,50 @@ def decompose_layers(
     return selector.choose(change, request.plan, request.samples)
 
 
+KEPT_PLANS = 2  # of a network before and after a rewrite; plans hold modules, which are large
+
+
 @dataclass(frozen=True, kw_only=True)
 class MinimumPools:
     """The smallest pools of networks on the GPU alone, as ``pimflow memory`` plans them.
 
-    With ``--objective memory`` a built pool is never larger (`plan_pools.plan_within_bound`).
+    With ``--objective memory`` a built pool is never larger (`plan_pools.plan_within_bound`). The last plans
+    are kept: a network that a rewrite leaves is asked for again when its memory is planned.
     """
 
     system: System
     target: str = "llvm+pim"
     planning: PoolPlanning = field(default_factory=PoolPlanning)
+    _plans: dict[tuple[object, ...], tuple[SearchResult, int]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @functools.cached_property
+    def _costs(self) -> Costs:
+        return Costs(self.system, Profiling())
 
     def pool_bytes(self, network: Network, options: NetworkOptions) -> int:
         """Bytes of the pool of `network`, with the fusion that `options` allow."""
+        return self._plan(network, options)[1]
+
+    def plan(self, network: Network, options: NetworkOptions) -> SearchResult:
+        """The plan with that pool."""
+        return self._plan(network, options)[0]
+
+    def _plan(self, network: Network, options: NetworkOptions) -> tuple[SearchResult, int]:
         if options.fuse_activations:
             network = activations.with_contiguous_runs(network, self.system)
         fuse_options = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
-        graph = regions_of(network.module, network.name, views=self.system.uses_views, **fuse_options)
-        target, costs = targets.target_by_name(self.target), Costs(self.system, Profiling())
-        pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
-        return pools.pool_bytes(frugal_plan(graph, self.system, costs, pools))
+        key = network.module["main"], *fuse_options.values()
+        if key not in self._plans:
+            graph = regions(network, self.system, **fuse_options)
+            target = targets.target_by_name(self.target)
+            pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
+            plan = frugal_plan(graph, self.system, self._costs, pools)
+            if len(self._plans) == KEPT_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan, pools.pool_bytes(plan)
+        return self._plans[key]
 
 
 def reduce_skips(

@@ -61,12 +61,7 @@ class SweepPoint:
 
     def key(self, profilers: str) -> tuple[object, ...]:
         """The cache key: everything that its row depends on."""
-        system = replace(
-            self.system,
-            sources={},
-            gpu=replace(self.system.gpu, sources={}),
-            pim=replace(self.system.pim, sources={}),
-        )
+        system = self.system.without_sources()
         graph = self.graph.digest, self.graph.fusible, self.graph.runs, self.original and self.original.digest
         return ("sweep row", *graph, system.identity, repr(self.goal), profilers)
 

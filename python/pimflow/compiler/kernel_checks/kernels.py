@@ -16,8 +16,9 @@ from pimflow.compiler.phases import kernel_phases
 from pimflow.fusion.kernels.tile_groups import REGIONS, TileGroups
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.targets import target_by_name
-from pimflow.relay_passes.flat import main_bindings, operator
+from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
+from pimflow.relay_passes.regions.kernel_groups import OPAQUE
 from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
@@ -43,7 +44,8 @@ class ScheduledKernel:
     ----------
     name : str
     plain : PrimFunc or Function
-        Before its schedule: loops without threads; for a fused group its layers, one after the other.
+        Before its schedule: loops without threads; for a fused group its layers, one after the other; for a
+        kernel that TVM writes for a GPU alone, such as a sort, its operator.
     lowered : PrimFunc
         As it is emitted, with threads, shared memory and barriers, in one function with its host code.
     separate : PrimFunc, optional
@@ -65,7 +67,7 @@ class ScheduledKernel:
     @property
     def roundings(self) -> int:
         """Layers whose results are rounded one after the other."""
-        return len(self.plain.attrs[LAYERS]) if isinstance(self.plain, relax.Function) else 1
+        return len((self.plain.attrs or {}).get(LAYERS, [self.name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,8 @@ class PlainKernels:
         Those of the GPU that kernels are scheduled for.
     groups : mapping of str to Function
         By fused group, the layers that it computes.
+    operators : mapping of str to Function
+        By kernel that TVM writes with blocks and threads, its operator.
     with_gaps : mapping of str to PrimFunc
         By fused group, its kernel with tiles that lie apart.
     constants : mapping of str to mapping of int to ndarray
@@ -91,6 +95,7 @@ class PlainKernels:
     target: tvm.target.Target
     multiprocessors: int
     groups: Mapping[str, relax.Function] = field(default_factory=dict)
+    operators: Mapping[str, relax.Function] = field(default_factory=dict)
     with_gaps: Mapping[str, tirx.PrimFunc] = field(default_factory=dict)
     constants: Mapping[str, Arrays] = field(default_factory=dict)
 
@@ -100,8 +105,12 @@ class PlainKernels:
         resolved, multiplies = target_by_name(target), system.gpu.has_tensor_cores(system.dtype)
         phases = kernel_phases(resolved, system.dtype, views=system.uses_views, tensor_cores=multiplies)
         groups: dict[str, relax.Function] = {}
+        opaque_calls: dict[str, relax.Call] = {}  # by the variable of its result
         with resolved:
             for phase in phases:
+                opaque_calls |= {
+                    b.var.name: b.value for b in main_bindings(module) if operator(b.value) in OPAQUE
+                }
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
@@ -112,6 +121,7 @@ class PlainKernels:
             target=resolved,
             multiprocessors=system.gpu.sms,
             groups=groups,
+            operators=_operators(module, opaque_calls),
             with_gaps={_symbol(func): func for func in _tiled_functions(apart, tirx.PrimFunc).values()},
             constants=_constants(module),
         )
@@ -145,7 +155,7 @@ class PlainKernels:
         return [
             ScheduledKernel(
                 name=gv.name_hint,
-                plain=self.groups.get(_symbol(func), func),
+                plain=self.groups.get(_symbol(func)) or self.operators.get(gv.name_hint, func),
                 lowered=lowered[gv.name_hint],
                 separate=separate_by_name.get(gv.name_hint),
                 regions_bytes=_regions_bytes(apart.get(gv)),
@@ -204,6 +214,21 @@ def _regions_bytes(func: tirx.PrimFunc | None) -> tuple[tuple[int, int], ...]:
 def _symbol(func: tirx.PrimFunc) -> str:
     """The name that a kernel of a fused group was made with."""
     return str((func.attrs or {}).get("global_symbol", ""))
+
+
+def _operators(module: tvm.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, relax.Function]:
+    """By kernel of `module`, the operator whose result the variable of its call had."""
+    functions: dict[str, relax.Function] = {}
+    for binding in main_bindings(module):
+        call = calls.get(binding.var.name)
+        if call is None or operator(binding.value) != "call_tir":
+            continue
+        builder = relax.BlockBuilder()
+        operands = {var: relax.Var(var.name, var.ty) for var in relax.analysis.free_vars(call)}
+        with builder.function("main", list(operands.values())):
+            builder.emit_func_output(builder.emit(substitute(call, operands)))
+        functions[binding.value.args[0].name_hint] = builder.get()["main"]
+    return functions
 
 
 def _constants(module: tvm.IRModule) -> dict[str, Arrays]:

@@ -79,6 +79,8 @@ class KernelExecution(FragmentCalls):
         for variable, array in self.arrays.items():
             self._declare(variable, variable)
             self._memories[variable] = Memory(variable.name, "global", array, array.nbytes)
+            if isinstance(variable.elem_offset, ir.Var):  # tensors begin at their first element
+                self._values[variable.elem_offset] = np.zeros((1, 1), np.int64)
         if self.addresses_only:
             self._needed = deciding_variables(self.func.body, self.arrays.keys())
         with np.errstate(all="ignore"):

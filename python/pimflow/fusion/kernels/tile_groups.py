@@ -30,7 +30,7 @@ from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORAGE_TYPES, KernelTarget, bounds
 from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.fusion.kernels.tensor_cores import pad_weights
-from pimflow.relay_passes.flat import operator, rebuild, substitute
+from pimflow.relay_passes.flat import StructureCache, operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
@@ -58,6 +58,8 @@ class TileGroups:
     with_gaps : bool
         Whether tiles on chip lie apart, with gaps between them: to see that no access leaves its tile. The
         attribute `REGIONS` of a kernel then has begin and end of each, in bytes.
+    cache : StructureCache, optional
+        Kernels that are used again for equal functions.
 
     Rewrite: ``y = tiled_y(x) -> y = call_tir(tiled_y, (x, weights, table), Y)``.
     Preserves: names, types, and values up to the order of sums and the storage type between layers.
@@ -70,10 +72,12 @@ class TileGroups:
         as_planned: bool = False,
         tensor_cores: bool = True,
         with_gaps: bool = False,
+        cache: StructureCache | None = None,
     ):
         self.dtype, self.on_gpu, self.as_planned = dtype, on_gpu, as_planned or on_gpu
         self.tensor_cores = tensor_cores and on_gpu and dtype == "fp16"
         self.with_gaps = with_gaps
+        self.cache = cache
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
@@ -84,14 +88,19 @@ class TileGroups:
         }
         if not functions:
             return mod
+        cache = self.cache or StructureCache()
+        settings = self.dtype, self.on_gpu, self.as_planned, self.tensor_cores, self.with_gaps
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             callee = value.op if isinstance(value, relax.Call) else None
             if callee not in functions:
                 return None
-            kernel, constants = self._kernel(callee.name_hint, functions[callee])
-            global_var = builder.add_func(kernel, callee.name_hint)
+            name = callee.name_hint
+            kernel, constants = cache.result(
+                (name, *settings), functions[callee], lambda function: self._kernel(name, function)
+            )
+            global_var = builder.add_func(kernel, name)
             return relax.call_tir(
                 global_var, [*value.args, *map(relax.const, constants)], functions[callee].ret_ty
             )

@@ -407,7 +407,7 @@ class CandidateGenerator:
     def _gpu_filter_bytes(self, region: Region, split: Split) -> int:
         """Filter bytes that the GPU's part of a split reads."""
         part = split.gpu_part(region.layer) if split.gpu else None
-        return part.oc * part.reduction * ELEMENT_BYTES[self.system.dtype] if part else 0
+        return part.filter_bytes(self.system.dtype) if part else 0
 
     def deferred_epilogue(self, region: Region, split: Split) -> tuple[str, ...]:
         """What a kernel has to do to the result of PIM, whatever the region's own epilogue is."""

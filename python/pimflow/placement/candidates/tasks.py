@@ -134,7 +134,7 @@ class TaskBuilder:
             readres_bursts=run.readres_bursts,
             banks=run.banks,
         )
-        energy = pim_energy_pj(counts, system.pim, system.dtype)
+        energy = pim_energy_pj(counts, system.pim.with_weights(run.weights, system.dtype), system.dtype)
         task = Task(
             label=f"{name} (PIM)",
             resource="pim",
@@ -308,7 +308,7 @@ def weight_bytes(region: Region, dtype: str, filter_bytes: int | None = None) ->
     """Bytes of the weights of `region` in the GPU's memory, `filter_bytes` of them filters (None: all)."""
     element, layer = ELEMENT_BYTES[dtype], region.geometry
     if filter_bytes is None or layer is None:
-        return region.kernel.weight_elements * element
+        return region.weight_bytes(dtype)
     return (region.kernel.weight_elements - layer.oc * layer.reduction) * element + filter_bytes
 
 
@@ -338,7 +338,7 @@ def gpu_kernel(region: Region, dtype: str, split: Split = WHOLE, symmetric: bool
         kind="stream",
         macs=sum(region.input_elements),
         input_bytes=sum(region.input_elements) * element,
-        weight_bytes=region.kernel.weight_elements * element,
+        weight_bytes=region.kernel.read_weight_elements * element,
         output_bytes=output_bytes,
     )
     return _with_operations(kernel, region, counted_macs=kernel.macs)
@@ -362,7 +362,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
         stride=product.stride,
         macs=product.macs,
         input_bytes=(read - second) * element,
-        weight_bytes=(second + region.kernel.weight_elements) * element,
+        weight_bytes=(second + region.kernel.read_weight_elements) * element,
         output_bytes=output_bytes,
     )
     return _with_operations(kernel, region)
@@ -370,7 +370,7 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
 
 def _with_operations(kernel: Kernel, region: Region, counted_macs: int = 0) -> Kernel:
     """`kernel` with its `operations`; `counted_macs` multiplications are among its `macs`."""
-    moved_elements = sum(region.input_elements) + region.kernel.weight_elements + region.output_elements
+    moved_elements = sum(region.input_elements) + region.kernel.read_weight_elements + region.output_elements
     if region.kernel.operations <= moved_elements:  # hidden behind the memory accesses of a stream
         return kernel
     multiplications = max(region.kernel.multiplications - counted_macs, 0)

@@ -65,15 +65,15 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     read_elements = {name: tiles.touched[name] for name in operands(regions)}
     sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
     distinct_elements = sum(np.minimum(size, sizes[name]) for name, size in read_elements.items())
-    weights = sum(region.kernel.weight_elements for region in regions)
+    weight_bytes = sum(region.weight_bytes(dtype) for region in regions)
     counts: dict[str, Count] = {
         "macs": macs,
         "operations": operations,
         "input_bytes": distinct_elements * element,
-        "weight_bytes": weights * element,
+        "weight_bytes": weight_bytes,
         "output_bytes": regions[-1].output_elements * element,
-        "again_bytes": (sum(read_elements.values()) - distinct_elements + weights * (tiles.blocks - 1))
-        * element,
+        "again_bytes": (sum(read_elements.values()) - distinct_elements) * element
+        + weight_bytes * (tiles.blocks - 1),
         "layers": tiles.waits,
         "blocks": tiles.blocks,
         "tensor_macs": tensor_macs,

@@ -18,7 +18,7 @@ from pimflow.hardware.spec_text import fields_text
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import NO_LIMITS, LoweringLimits, ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.timing import TimingResult
+from pimflow.simulators.pim.timing import STRICT, TimingResult
 from pimflow.simulators.profiler import PimProfiler
 
 
@@ -61,6 +61,8 @@ class PimCost:
         Bursts of all WRITEs.
     ahead_ns : float
         Time of the refreshes served before the program (`TimingResult.refreshes_ahead`).
+    weights : str, optional
+        Type of its weights in the banks, if it is not the network's.
     """
 
     rows: int
@@ -73,6 +75,7 @@ class PimCost:
     gwrite_bursts: int
     write_bursts: int = 0
     ahead_ns: float = 0.0
+    weights: str | None = None
 
     @property
     def traffic_bursts(self) -> int:
@@ -96,6 +99,7 @@ class PimCost:
             gwrite_bursts=timing.gwrite_bursts,
             write_bursts=sum(timing.channel_write_bursts),
             ahead_ns=ahead_ns,
+            weights=program.geometry.weights,
         )
 
     @classmethod
@@ -144,11 +148,24 @@ class PimTarget:
     def identity(self) -> str:
         """The cache key of results for this device."""
         pim = replace(self.pim, sources={})
-        return repr((fields_text(pim), self.channels, self.dtype, self.profiler.identity, self.level))
+        return repr(
+            (
+                fields_text(pim) + pim.narrow_text,
+                self.channels,
+                self.dtype,
+                self.profiler.identity,
+                self.level,
+            )
+        )
+
+    def device(self, geometry: ConvGeometry) -> PimSpec:
+        """The device as it is for the weights of a layer; only the strict timing knows narrow ones."""
+        narrow = self.profiler.name == STRICT
+        return self.pim.with_weights(geometry.weights, self.dtype) if narrow else self.pim
 
     def schedules(self, geometry: ConvGeometry) -> list[LoopOrder]:
         """All loop orders of the level for `geometry`."""
-        return schedules(geometry, self.pim, self.dtype, self.level)
+        return schedules(geometry, self.device(geometry), self.dtype, self.level)
 
     def parse_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> LoopOrder:
         """The one of `schedules` that a plan calls `schedule`; raises `PlanError`, with the most similar."""
@@ -166,7 +183,8 @@ class PimTarget:
     def program(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimProgram:
         """The program of `request`, whose rows count from the first that tables of the device leave."""
         request = replace(request, row_begin=self.pim.row_base + request.row_begin)
-        return lower(request, self.pim, dtype=self.dtype, channels=self.channels, limits=limits)
+        device = self.device(request.geometry)
+        return lower(request, device, dtype=self.dtype, channels=self.channels, limits=limits)
 
     def run(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimRun:
         """A program with its timing."""

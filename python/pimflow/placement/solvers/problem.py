@@ -1,8 +1,9 @@
 """A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. C++ expands the
-tasks of a candidate in its context, with epilogues and launches, by the same rules as `solvers.plan_state`
-and `solvers.launches`. The evaluator uses these modules, and checks the figures of each plan of the search.
+Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. Groups that read
+alike share a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by
+the same rules as `solvers.plan_state` and `solvers.launches`. The evaluator uses these modules, and checks
+the figures of each plan of the search.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from pimflow.core.candidate import Candidate, CostTable, Task
@@ -76,7 +77,7 @@ class PlacementProblem:
 
         arrays = Arrays()
         self._append_regions(arrays)
-        transitions = _Transitions(self, arrays)
+        transitions, readings = _Transitions(self, arrays), dict[Hashable, int]()
         for index, region in enumerate(self.graph.regions):
             if region.name not in self._order:
                 continue
@@ -91,7 +92,7 @@ class PlacementProblem:
                 )
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
-                self._append_group(arrays, transitions, index, group)
+                self._append_group(arrays, transitions, readings, index, group)
         switch = self.table.switch.task
         resources = self._resources
         header = _HEADER.row(
@@ -106,7 +107,7 @@ class PlacementProblem:
         arrays.reals["longest_launch_ns"] = [longest.get(resource, 0.0) for resource in resources]
         for name in ("task", "transition"):
             self._append_tasks(arrays, name, ())  # makes empty columns if there are no tasks
-        for name in ("reader", "group_transition", "input_copy_order", *_OPERAND):
+        for name in ("reader", "reading_transition", "input_copy_order", *_OPERAND):
             arrays.integers[name] += []
         for name in ("input_copy_bytes", "access_ns", "access_pj"):
             arrays.reals[name] += []
@@ -141,40 +142,75 @@ class PlacementProblem:
             )
 
     def _append_group(
-        self, arrays: Arrays, transitions: _Transitions, index: int, group: Sequence[Candidate]
+        self,
+        arrays: Arrays,
+        transitions: _Transitions,
+        readings: dict[Hashable, int],
+        index: int,
+        group: Sequence[Candidate],
     ) -> None:
         """Append the group of candidates that behave alike in every state, from region number `index` on."""
         graph, representative = self.graph, group[0]
+        reading = self._reading_key(representative)
+        if reading not in readings:
+            readings[reading] = len(readings)
+            self._append_reading(arrays, transitions, index, representative)
         previous = graph.regions[index - 1].name if index else ""
-        reads = self._reads(representative)
-        resource = reads.transform_resource(representative.name)
         continues = (
             previous in self._order and graph.region(representative.covers[0]).first_result_input == previous
         )
         # A view cannot be done while an alternative is open.
-        is_dead_end = representative.leaves_open and self._aliases.begins_at(
-            index + len(representative.covers)
-        )
-        input_transforms = reads.input_transforms.values()
+        end = index + len(representative.covers)
+        is_dead_end = bool(representative.leaves_open) and self._aliases.begins_at(end)
         position = self._order[representative.covers[0]]
-        uses_mode = functools.partial(self._mode, self.table.switch.task is not None)
+        may_switch = self.table.switch.task is not None
         arrays.append(
             "group",
             begin=position,
             end=position + len(representative.covers),
+            reading=readings[reading],
             requires_open=self._open_alternatives[representative.requires_open],
             leaves_open=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
-            required_mode=uses_mode(representative.channel_mode),
-            final_mode=uses_mode(representative.final_channel_mode),
+            required_mode=self._mode(may_switch, representative.channel_mode),
+            final_mode=self._mode(may_switch, representative.final_channel_mode),
             defers_epilogue=int(bool(representative.deferred_epilogue)),
             keeps_submission_open=int(representative.keeps_submission_open),
             continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
-            is_possible=int(not is_dead_end and all(transform.is_possible for transform in input_transforms)),
+            is_dead_end=int(is_dead_end),
             fuses_regions=int(representative.fuses_regions),
             leaves_partial_sum=int(representative.defers_partial_sum),
             fuses_epilogue=int(representative.fuses_epilogue),
-            reads_previous=int(position == 0 or self._aliases.reads_previous(index, reads.names)),
+        )
+        for candidate in group:
+            self._append_candidate(arrays, candidate)
+        arrays.end_row("group_candidate_begin", "candidate_on_gpu")
+
+    @staticmethod
+    def _reading_key(candidate: Candidate) -> Hashable:
+        """A key that is equal for candidates of the same regions if they read alike in every state."""
+        return (
+            candidate.covers,
+            candidate.input,
+            candidate.fuses_epilogue,
+            candidate.requires_open,
+            bool(candidate.deferred_epilogue),
+            candidate.alternative.original,
+        )
+
+    def _append_reading(
+        self, arrays: Arrays, transitions: _Transitions, index: int, candidate: Candidate
+    ) -> None:
+        """Append what `candidate` and all of its reading key read, from region number `index` on."""
+        reads = self._reads(candidate)
+        resource = reads.transform_resource(candidate.name)
+        input_transforms = reads.input_transforms.values()
+        is_first = self._order[candidate.covers[0]] == 0
+        previous = self.graph.regions[index - 1].name if index else ""
+        arrays.append(
+            "reading",
+            is_possible=int(all(transform.is_possible for transform in input_transforms)),
+            reads_previous=int(is_first or self._aliases.reads_previous(index, reads.names)),
             previous_is_late=int(previous in reads.late),
             transform_resource=self._resources[resource] if resource else -1,
             transform_ns=sum(transform.ns for transform in input_transforms),
@@ -182,14 +218,12 @@ class PlacementProblem:
         )
         self._append_operands(arrays, reads, index)
         arrays.integers["inner_addend"] += sorted(
-            self._order[name] for name in reads.addends.intersection(representative.covers)
+            self._order[name] for name in reads.addends.intersection(candidate.covers)
         )
         for name in reads.deferrable:
-            task = self.table.transition(name, representative).task
-            arrays.integers["group_transition"].append(-1 if task is None else transitions.number(task))
-        for candidate in group:
-            self._append_candidate(arrays, candidate)
-        for offsets, column in _OFFSETS.items():
+            task = self.table.transition(name, candidate).task
+            arrays.integers["reading_transition"].append(-1 if task is None else transitions.number(task))
+        for offsets, column in _READING_OFFSETS.items():
             arrays.end_row(offsets, column)
 
     def _reads(self, candidate: Candidate) -> Reads:
@@ -314,13 +348,12 @@ _OPERAND = (
     *(f"operand_{name}" for name in ("region", "order", "is_late", "is_result", "is_addend", "deferred")),
     *("operand_copy_outlives_source", "access_is_possible", "access_is_copied"),
 )
-# By column of offsets where a group's rows begin, the column that it indexes.
-_OFFSETS = {
-    "group_operand_begin": "operand_region",
-    "group_transition_begin": "group_transition",
-    "group_candidate_begin": "candidate_on_gpu",
-    "group_input_copy_begin": "input_copy_order",
-    "group_inner_addend_begin": "inner_addend",
+# By column of offsets where the rows of a reading begin, the column that it indexes.
+_READING_OFFSETS = {
+    "reading_operand_begin": "operand_region",
+    "reading_transition_begin": "reading_transition",
+    "reading_input_copy_begin": "input_copy_order",
+    "reading_inner_addend_begin": "inner_addend",
 }
 
 

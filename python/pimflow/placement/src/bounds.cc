@@ -41,7 +41,7 @@ void LabelSearch::PrepareBounds() {
     for (const Group& group : position_groups) {
       for (int q = group.begin + 1; q < group.end; ++q) is_straddled_[q] = 1;
       can_continue_[group.begin] |= group.continues;
-      can_follow_[group.begin] |= group.reads_previous;
+      can_follow_[group.begin] |= group.reading->reads_previous;
     }
   }
   expansions_.resize(groups);
@@ -59,6 +59,7 @@ void LabelSearch::PrepareBounds() {
   load_bounds_.assign(criteria_, std::vector<std::vector<double>>(positions_ + 1));
   group_end_bounds_.assign(criteria_, std::vector<double>(groups * kFlagSets, 0));
   segment_bounds_.resize(segments_.size());
+  lookaheads_.resize(positions_ + 1);
   for (int s = static_cast<int>(segments_.size()) - 1; s >= 0; --s) PrepareSegment(s);
 }
 
@@ -94,8 +95,8 @@ void LabelSearch::PrepareResourceUses() {
   uses_resource_.assign(positions_, std::vector<char>(resources_));
   for (int q = 0; q < positions_; ++q) {
     for (const Group& group : problem_.groups[q]) {
-      if (group.transform_resource >= 0) uses_resource_[q][group.transform_resource] = 1;
-      for (int task : group.transitions) {
+      if (group.reading->transform_resource >= 0) uses_resource_[q][group.reading->transform_resource] = 1;
+      for (int task : group.reading->transitions) {
         if (task >= 0) MarkUses(problem_.transitions[task], uses_resource_[q]);
       }
       if (group.required_mode && problem_.switch_task >= 0) {
@@ -243,11 +244,11 @@ void LabelSearch::PrepareFuturePeaks() {
     for (const Group& group : groups) {
       const auto& readers = problem_.regions[group.end - 1].readers;
       if (!group.defers_epilogue || readers.empty()) continue;
-      for (const Operand& operand : group.operands) {
+      for (const Operand& operand : group.reading->operands) {
         int& end = live_ends[operand.region];
         if (operand.access.addend >= 0) end = std::max(end, readers.front() + 1);
       }
-      for (int n : group.inner_addends) live_ends[n] = std::max(live_ends[n], readers.front() + 1);
+      for (int n : group.reading->inner_addends) live_ends[n] = std::max(live_ends[n], readers.front() + 1);
     }
   }
   future_peaks_.assign(positions_ + 1, {});
@@ -267,8 +268,8 @@ void LabelSearch::PrepareFuturePeaks() {
       for (int n = 0; n < group.end; ++n) {  // a partial sum, or a result that is finished for others too
         if (live_ends[n] > group.begin) add_live(n, problem_.regions[n].can_defer ? 2 : 0);
       }
-      for (const Operand& operand : group.operands) add_live(operand.region, 1);  // as much as its copy
-      for (const auto& copy : group.input_copies) live_bytes[0] += copy.second;
+      for (const Operand& operand : group.reading->operands) add_live(operand.region, 1);  // as much as its copy
+      for (const auto& copy : group.reading->input_copies) live_bytes[0] += copy.second;
       double buffer_bytes = 0;
       for (int candidate : group.candidates) {
         for (const AllocationStep& step : problem_.candidates[candidate].allocation_steps) {
@@ -316,7 +317,7 @@ void LabelSearch::ComputeDelays(int shape, Delays& delays) {
     size_t next = 0;  // of the groups that read it
     for (const Group& group : problem_.groups[q]) {
       double starts_ns = kNever, ends_ns = kNever;
-      for (const Operand& operand : group.operands) {
+      for (const Operand& operand : group.reading->operands) {
         double& waits_ns = operand.access.is_late ? ends_ns : starts_ns;
         waits_ns = std::max(waits_ns, ready_ns[operand.region]);
       }

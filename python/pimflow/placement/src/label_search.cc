@@ -397,8 +397,8 @@ void LabelSearch::ExpandLabel(const Bucket& bucket, size_t label, GroupExpansion
   auto [begin_ns, late_ns] = FindInputTimes(bucket, x, expansion);
   std::copy_n(x, resources_, transformed_free_ns);
   if (transition.transform_ns > 0) {
-    begin_ns = std::max(begin_ns, transformed_free_ns[group.transform_resource]) + transition.transform_ns;
-    transformed_free_ns[group.transform_resource] = begin_ns;
+    begin_ns = std::max(begin_ns, transformed_free_ns[group.reading->transform_resource]) + transition.transform_ns;
+    transformed_free_ns[group.reading->transform_resource] = begin_ns;
   }
   for (const ExpandedCandidate& expanded : candidates) {
     std::copy_n(transformed_free_ns, resources_, free_ns);

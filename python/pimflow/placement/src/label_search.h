@@ -18,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -176,6 +177,7 @@ class LabelSearch {
   double LoadBound(const Expansion& expansion, int k, const std::vector<double>& mix) const;
   void SetLoadBounds(const Group& group, Expansion& expansion) const;
   bool FitsAnyFuture(int position, const double* peaks) const;
+  int Horizon(int position) const;                             // lookahead.cc
   BucketBounds LookaheadBounds(int position, const Key& key);  // lookahead.cc
   BucketBounds TableBounds(int position, const Bucket& bucket) const;
   /*! \brief Whether a plan may contain a group. */
@@ -241,6 +243,7 @@ class LabelSearch {
   std::vector<std::vector<double>> mixes_;          // of resources, as weights that sum to 1
   std::vector<Segment> segments_;
   std::vector<int> position_segments_;  // by position
+  std::vector<std::shared_ptr<Lookahead>> lookaheads_;  // by horizon
   // By criterion, lower bounds: from a position on, for each mix of its segment; after a group that ends a segment,
   // for each of the flags before it; and after narrow positions, by flags and result.
   std::vector<std::vector<std::vector<double>>> load_bounds_;

@@ -23,7 +23,9 @@ LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_m
   std::vector<std::map<int, std::vector<std::pair<const Group*, const Operand*>>>> reads(problem.positions);
   for (const auto& groups : problem.groups) {
     for (const Group& group : groups) {
-      for (const Operand& operand : group.operands) reads[operand.region][group.begin].emplace_back(&group, &operand);
+      for (const Operand& operand : group.reading->operands) {
+        reads[operand.region][group.begin].emplace_back(&group, &operand);
+      }
     }
   }
   for (int n = 0; n < problem.positions; ++n) {

@@ -12,68 +12,109 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr int kHorizon = 32;  // positions
+constexpr int kHorizonStep = 16;  // positions; a horizon is two to three steps ahead
 
 }  // namespace
 
-/*! \brief Bounds of the states of a key over the positions up to the horizon, or to the end of the segment. */
+/*! \brief The position up to which the bounds at `position` look ahead. */
+int LabelSearch::Horizon(int position) const {
+  const Segment& segment = segments_[position_segments_[position]];
+  return std::min(segment.end, segment.begin + ((position - segment.begin) / kHorizonStep + 3) * kHorizonStep);
+}
+
+/*!
+ * \brief Bounds of the states at positions with the same horizon.
+ *
+ * Behind the last reader of the live results of a state, nothing depends on them: what is bounded from there on is the
+ * same for all states (`shared_`).
+ */
 class LabelSearch::Lookahead {
  public:
-  Lookahead(LabelSearch& search, int position, const Key& key)
+  Lookahead(LabelSearch& search, int begin, int end)
       : search_(search),
-        segment_(search.segments_[search.position_segments_[position]]),
-        position_(position),
-        end_(std::min(segment_.end, position + kHorizon)),
-        key_(key),
-        reads_(end_ - position) {
-    for (size_t i = 1; i < key.size(); ++i) {
-      bool is_first = true;
-      for (ResultId id = key[i]; id && search.live_[id].position < end_; id = search.live_[id].next) {
-        const LiveResult& result = search.live_[id];
-        if (result.by_group.empty()) continue;
-        reads_[result.position - position].emplace_back(&result, is_first && result.deferral);
-        is_first = false;
-      }
+        segment_(search.segments_[search.position_segments_[begin]]),
+        begin_(begin),
+        end_(end),
+        reads_(end - begin) {
+    for (k_ = 0; k_ < search.criteria_; ++k_) {
+      shared_.emplace_back(end - begin, segment_.mixes[k_].size());
+      for (int u = end - 1; u >= begin; --u) AddPosition(u);
+      first_load_bound_ += segment_.mixes[k_].size();
     }
   }
 
-  BucketBounds Bounds() {
+  BucketBounds Bounds(int position, const Key& key) {
+    FindReads(position, key);
     BucketBounds bounds;
+    first_load_bound_ = 0;
     for (k_ = 0; k_ < search_.criteria_; ++k_) {
-      mixes_ = segment_.mixes[k_].size();
-      result_tails_.assign(end_ - position_, 0);
-      begin_tails_.assign(end_ - position_, kInfinite);
-      late_tails_.assign(end_ - position_, kInfinite);
-      loads_.assign((end_ - position_) * kFlagSets * mixes_, kInfinite);
-      for (int u = end_ - 1; u >= position_; --u) {
-        if (u + 1 < segment_.end) result_tails_[u - position_] = ReaderTail(search_.live_.ResultShape(u));
-        for (const Group& group : search_.problem_.groups[u]) AddGroup(group);
-      }
+      own_ = Table(last_read_ + 1 - begin_, segment_.mixes[k_].size());
+      for (int u = last_read_; u > position; --u) AddPosition(u);
+      const uint32_t flags = key[0] & (kFlagSets - 1);
+      for (const Group& group : search_.problem_.groups[position]) AddGroup(group, flags, flags);
       bounds.tails.emplace_back();
-      for (size_t i = 1; i < key_.size(); ++i) {
-        const int shape = search_.live_[key_[i]].shape;
+      for (size_t i = 1; i < key.size(); ++i) {
+        const int shape = search_.live_[key[i]].shape;
         bounds.tails[k_].push_back(std::max(ReaderTail(shape), search_.TailBound(shape, k_)));
       }
-      const double* loads = Loads(position_, key_[0] & (kFlagSets - 1));
-      bounds.loads.emplace_back(loads, loads + mixes_);
-      first_load_bound_ += mixes_;
+      const double* loads = Loads(position, flags);
+      bounds.loads.emplace_back(loads, loads + own_.mixes);
+      first_load_bound_ += own_.mixes;
     }
+    for (int u = position; u <= last_read_; ++u) reads_[u - begin_].clear();
+    last_read_ = -1;
     return bounds;
   }
 
  private:
+  /*! \brief By position: lower bounds from its result, from the begin of its groups, and from their late operands; by
+   * flags and mix besides, those of the loads. */
+  struct Table {
+    Table() = default;
+    Table(size_t positions, size_t mixes)
+        : mixes(mixes),
+          result_tails(positions, 0),
+          begin_tails(positions, kInfinite),
+          late_tails(positions, kInfinite),
+          loads(positions * kFlagSets * mixes, kInfinite) {}
+    size_t mixes = 0;
+    std::vector<double> result_tails, begin_tails, late_tails, loads;
+  };
   /*! \brief What a group does with the results that it reads. */
   struct Reading {
     double transform_ns, transform_pj;
     uint32_t deferred;  // epilogues that it does for sure
   };
 
+  Table& TableAt(int position) { return position <= last_read_ ? own_ : shared_[k_]; }
+
   double* Loads(int position, uint32_t flags) {
-    return &loads_[((position - position_) * kFlagSets + flags) * mixes_];
+    Table& table = TableAt(position);
+    return &table.loads[((position - begin_) * kFlagSets + flags) * table.mixes];
+  }
+
+  /*! \brief Note where the live results of a state are read. */
+  void FindReads(int position, const Key& key) {
+    last_read_ = position;
+    for (size_t i = 1; i < key.size(); ++i) {
+      bool is_first = true;
+      for (ResultId id = key[i]; id && search_.live_[id].position < end_; id = search_.live_[id].next) {
+        const LiveResult& result = search_.live_[id];
+        if (result.by_group.empty()) continue;
+        reads_[result.position - begin_].emplace_back(&result, is_first && result.deferral);
+        last_read_ = std::max(last_read_, result.position);
+        is_first = false;
+      }
+    }
+  }
+
+  void AddPosition(int u) {
+    if (u + 1 < segment_.end) TableAt(u).result_tails[u - begin_] = ReaderTail(search_.live_.ResultShape(u));
+    for (const Group& group : search_.problem_.groups[u]) AddGroup(group, 0, kFlagSets - 1);
   }
 
   /*! \brief A lower bound from a result on, by those of its readers that every plan contains. */
-  double ReaderTail(int shape) const {
+  double ReaderTail(int shape) {
     double max_tail = 0;
     for (; shape && search_.live_.Shape(shape).position < end_; shape = search_.live_.Shape(shape).next) {
       const ReadShape& read = search_.live_.Shape(shape);
@@ -81,23 +122,24 @@ class LabelSearch::Lookahead {
       if (search_.is_straddled_[read.position] || read.groups.size() < groups) continue;
       bool is_late = false;
       for (const auto& group : read.groups) is_late |= group.second;
-      max_tail = std::max(max_tail, (is_late ? late_tails_ : begin_tails_)[read.position - position_]);
+      const Table& table = TableAt(read.position);
+      max_tail = std::max(max_tail, (is_late ? table.late_tails : table.begin_tails)[read.position - begin_]);
     }
     return max_tail;
   }
 
-  void AddGroup(const Group& group) {
+  /*! \brief Add a group in the states with flags from `first_flags` to `last_flags`. */
+  void AddGroup(const Group& group, uint32_t first_flags, uint32_t last_flags) {
     if (!group.is_possible || !search_.CanComplete(group, k_)) return;
-    Reading reading{group.transform_ns, group.transform_pj, 0};
-    for (const auto& [result, is_deferred] : reads_[group.begin - position_]) {
+    Reading reading{group.reading->transform_ns, group.reading->transform_pj, 0};
+    for (const auto& [result, is_deferred] : reads_[group.begin - begin_]) {
       const Access& access = result->by_group[group.number];
       if (!access.reads) continue;
       if (!access.is_possible) return;
       reading.transform_ns += access.ns, reading.transform_pj += access.pj;
       if (is_deferred && access.deferred >= 0) reading.deferred |= 1u << access.deferred;
     }
-    if (group.begin == position_) return AddFlags(group, reading, key_[0] & (kFlagSets - 1));
-    for (uint32_t flags = 0; flags < kFlagSets; ++flags) AddFlags(group, reading, flags);
+    for (uint32_t flags = first_flags; flags <= last_flags; ++flags) AddFlags(group, reading, flags);
   }
 
   /*! \brief Add a group in a state with `flags`. */
@@ -112,18 +154,19 @@ class LabelSearch::Lookahead {
     const double end_bound = ends_segment ? search_.group_end_bounds_[k_][group.id * kFlagSets + flags] : 0;
     const double tail = ends_segment       ? end_bound
                         : group.end > end_ ? search_.tail_bounds_[k_][search_.live_.ResultShape(group.end - 1)]
-                                           : result_tails_[group.end - 1 - position_];
-    double &begin_tail = begin_tails_[group.begin - position_], &late_tail = late_tails_[group.begin - position_];
+                                           : TableAt(group.end - 1).result_tails[group.end - 1 - begin_];
+    Table& table = TableAt(group.begin);
+    double &begin_tail = table.begin_tails[group.begin - begin_], &late_tail = table.late_tails[group.begin - begin_];
     begin_tail = std::min(begin_tail, transform + expansion.lower_bounds[k_] + sum + tail);
     late_tail = std::min(late_tail, tail);
     const double* next = group.end < end_ ? Loads(group.end, search_.NextFlags(group, flags) % kFlagSets)
                          : ends_segment   ? nullptr
                                           : search_.load_bounds_[k_][group.end].data();
     double* loads = Loads(group.begin, flags);
-    for (size_t i = 0; i < mixes_; ++i) {
+    for (size_t i = 0; i < table.mixes; ++i) {
       double load = sum + expansion.load_bounds[first_load_bound_ + i] + (next ? next[i] : end_bound);
-      if (group.transform_resource >= 0) {
-        load += transform * search_.mixes_[segment_.mixes[k_][i]][group.transform_resource];
+      if (group.reading->transform_resource >= 0) {
+        load += transform * search_.mixes_[segment_.mixes[k_][i]][group.reading->transform_resource];
       }
       loads[i] = std::min(loads[i], load);
     }
@@ -131,20 +174,28 @@ class LabelSearch::Lookahead {
 
   LabelSearch& search_;
   const Segment& segment_;
-  const int position_, end_;
-  const Key& key_;
+  const int begin_, end_;
+  int last_read_ = -1;  // position that reads a live result of the state
   // By position, the results read there, and whether an epilogue is deferred for sure: the first reader may do it, and
   // then nothing remains for others.
   std::vector<std::vector<std::pair<const LiveResult*, bool>>> reads_;
   int k_ = 0;  // the criterion
-  size_t mixes_ = 0, first_load_bound_ = 0;  // of the criterion, in `Expansion::load_bounds`
-  // By position, lower bounds from its result; from the begin of its groups; and from their late operands.
-  std::vector<double> result_tails_, begin_tails_, late_tails_;
-  std::vector<double> loads_;  // by position, flags and mix
+  size_t first_load_bound_ = 0;  // of the criterion, in `Expansion::load_bounds`
+  std::vector<Table> shared_;  // by criterion
+  Table own_;                  // of the state, up to its last reader
 };
 
 LabelSearch::BucketBounds LabelSearch::LookaheadBounds(int position, const Key& key) {
-  return Lookahead(*this, position, key).Bounds();
+  const int end = Horizon(position);
+  std::shared_ptr<Lookahead>& lookahead = lookaheads_[end];
+  if (!lookahead) {
+    int begin = position;
+    while (begin > 0 && position_segments_[begin - 1] == position_segments_[position] && Horizon(begin - 1) == end) {
+      --begin;
+    }
+    lookahead = std::make_shared<Lookahead>(*this, begin, end);
+  }
+  return lookahead->Bounds(position, key);
 }
 
 }  // namespace placement

@@ -162,6 +162,7 @@ Problem::Problem(const ProblemHeader& header, const Arrays& arrays)
   ReadRegions(arrays);
   transitions = ReadTasks(arrays, "transition");
   ReadCandidates(arrays);
+  ReadReadings(arrays);
   ReadGroups(arrays);
 }
 
@@ -202,52 +203,34 @@ void Problem::ReadCandidates(const Arrays& arrays) {
   }
 }
 
-void Problem::ReadGroups(const Arrays& arrays) {
-  const auto column = [&](const char* name) { return arrays.Integers(std::string("group_") + name); };
-  const int64_t *begin = column("begin"), *end = column("end"), *requires_open = column("requires_open"),
-                *leaves_open = column("leaves_open"), *layout = column("layout"), *needs = column("required_mode"),
-                *leaves = column("final_mode"), *defers_epilogue = column("defers_epilogue"),
-                *keeps_submission_open = column("keeps_submission_open"), *continues = column("continues"),
-                *is_possible = column("is_possible"), *fuses_regions = column("fuses_regions"),
-                *leaves_partial_sum = column("leaves_partial_sum"), *accepts = column("fuses_epilogue"),
-                *transform_resource = column("transform_resource"), *operand_begin = column("operand_begin"),
-                *transition_begin = column("transition_begin"), *candidate_begin = column("candidate_begin"),
-                *reads_previous = column("reads_previous"), *previous_is_late = column("previous_is_late"),
-                *input_copy_begin = column("input_copy_begin"), *input_order = arrays.Integers("input_copy_order"),
-                *inner_added_begin = column("inner_addend_begin"), *inner_addends = arrays.Integers("inner_addend");
-  const double *transform_ns = arrays.Reals("group_transform_ns"), *transform_pj = arrays.Reals("group_transform_pj"),
-               *input_bytes = arrays.Reals("input_copy_bytes");
-  const int64_t* transition = arrays.Integers("group_transition");
-  groups.resize(positions);
-  int next_candidate = 0;
+void Problem::ReadReadings(const Arrays& arrays) {
+  const auto column = [&](const char* name) { return arrays.Integers(std::string("reading_") + name); };
+  const int64_t *is_possible = column("is_possible"), *reads_previous = column("reads_previous"),
+                *previous_is_late = column("previous_is_late"), *transform_resource = column("transform_resource"),
+                *operand_begin = column("operand_begin"), *transition_begin = column("transition_begin"),
+                *input_copy_begin = column("input_copy_begin"), *inner_addend_begin = column("inner_addend_begin"),
+                *transition = arrays.Integers("reading_transition"), *input_order = arrays.Integers("input_copy_order"),
+                *inner_addends = arrays.Integers("inner_addend");
+  const double *transform_ns = arrays.Reals("reading_transform_ns"),
+               *transform_pj = arrays.Reals("reading_transform_pj"), *input_bytes = arrays.Reals("input_copy_bytes");
   int64_t access = 0;
-  for (int64_t i = 0; i < arrays.Size("group_begin"); ++i) {
-    Group group{};
-    group.id = static_cast<int>(i);
-    group.begin = static_cast<int>(begin[i]), group.end = static_cast<int>(end[i]);
-    group.number = static_cast<int>(groups[group.begin].size());
-    group.requires_open = static_cast<int>(requires_open[i]), group.leaves_open = static_cast<int>(leaves_open[i]);
-    group.layout = static_cast<int>(layout[i]);
-    group.required_mode = static_cast<int>(needs[i]), group.final_mode = static_cast<int>(leaves[i]);
-    group.defers_epilogue = defers_epilogue[i], group.keeps_submission_open = keeps_submission_open[i],
-    group.continues = continues[i], group.is_possible = is_possible[i];
-    group.fuses_regions = fuses_regions[i], group.leaves_partial_sum = leaves_partial_sum[i],
-    group.fuses_epilogue = accepts[i];
-    group.transform_ns = transform_ns[i], group.transform_pj = transform_pj[i];
-    group.transform_resource = static_cast<int>(transform_resource[i]);
-    group.transitions.assign(transition + transition_begin[i], transition + transition_begin[i + 1]);
-    group.reads_previous = reads_previous[i], group.previous_is_late = previous_is_late[i];
+  for (int64_t i = 0; i < arrays.Size("reading_is_possible"); ++i) {
+    Reading reading{};
+    reading.is_possible = is_possible[i], reading.reads_previous = reads_previous[i];
+    reading.previous_is_late = previous_is_late[i];
+    reading.transform_ns = transform_ns[i], reading.transform_pj = transform_pj[i];
+    reading.transform_resource = static_cast<int>(transform_resource[i]);
+    reading.transitions.assign(transition + transition_begin[i], transition + transition_begin[i + 1]);
     for (int64_t c = input_copy_begin[i]; c < input_copy_begin[i + 1]; ++c) {
-      group.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
+      reading.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
     }
-    group.inner_addends.assign(inner_addends + inner_added_begin[i], inner_addends + inner_added_begin[i + 1]);
-    for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, group);
-    for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) group.candidates.push_back(next_candidate++);
-    groups[group.begin].push_back(std::move(group));
+    reading.inner_addends.assign(inner_addends + inner_addend_begin[i], inner_addends + inner_addend_begin[i + 1]);
+    for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, reading);
+    readings.push_back(std::move(reading));
   }
 }
 
-void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Group& group) {
+void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Reading& reading) {
   Operand operand;
   operand.region = static_cast<int>(arrays.Integers("operand_region")[o]);
   operand.order = static_cast<int>(arrays.Integers("operand_order")[o]);
@@ -256,10 +239,10 @@ void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Grou
   plain.reads = true;
   plain.is_late = arrays.Integers("operand_is_late")[o] != 0;
   plain.is_result = arrays.Integers("operand_is_result")[o] != 0;
-  plain.operand = static_cast<int>(group.operands.size());
+  plain.operand = static_cast<int>(reading.operands.size());
   plain.addend = arrays.Integers("operand_is_addend")[o] ? operand.region : -1;
   plain.deferred = static_cast<int>(arrays.Integers("operand_deferred")[o]);
-  group.has_late_operands |= plain.is_late;
+  reading.has_late_operands |= plain.is_late;
   for (size_t l = 0; l < regions[operand.region].layout_set.size(); ++l, ++access) {
     Access by_layout = plain;
     by_layout.is_possible = arrays.Integers("access_is_possible")[access] != 0;
@@ -268,7 +251,38 @@ void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Grou
     by_layout.pj = arrays.Reals("access_pj")[access];
     operand.by_layout.push_back(by_layout);
   }
-  group.operands.push_back(std::move(operand));
+  reading.operands.push_back(std::move(operand));
+}
+
+void Problem::ReadGroups(const Arrays& arrays) {
+  const auto column = [&](const char* name) { return arrays.Integers(std::string("group_") + name); };
+  const int64_t *begin = column("begin"), *end = column("end"), *reading = column("reading"),
+                *requires_open = column("requires_open"), *leaves_open = column("leaves_open"),
+                *layout = column("layout"), *required_mode = column("required_mode"),
+                *final_mode = column("final_mode"), *defers_epilogue = column("defers_epilogue"),
+                *keeps_submission_open = column("keeps_submission_open"), *continues = column("continues"),
+                *is_dead_end = column("is_dead_end"), *fuses_regions = column("fuses_regions"),
+                *leaves_partial_sum = column("leaves_partial_sum"), *fuses_epilogue = column("fuses_epilogue"),
+                *candidate_begin = column("candidate_begin");
+  groups.resize(positions);
+  for (int64_t i = 0; i < arrays.Size("group_begin"); ++i) {
+    Group group{};
+    group.id = static_cast<int>(i);
+    group.begin = static_cast<int>(begin[i]), group.end = static_cast<int>(end[i]);
+    group.number = static_cast<int>(groups[group.begin].size());
+    group.reading = &readings[reading[i]];
+    group.requires_open = static_cast<int>(requires_open[i]), group.leaves_open = static_cast<int>(leaves_open[i]);
+    group.layout = static_cast<int>(layout[i]);
+    group.required_mode = static_cast<int>(required_mode[i]), group.final_mode = static_cast<int>(final_mode[i]);
+    group.defers_epilogue = defers_epilogue[i], group.keeps_submission_open = keeps_submission_open[i],
+    group.continues = continues[i], group.is_possible = !is_dead_end[i] && group.reading->is_possible;
+    group.fuses_regions = fuses_regions[i], group.leaves_partial_sum = leaves_partial_sum[i],
+    group.fuses_epilogue = fuses_epilogue[i];
+    for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) {
+      group.candidates.push_back(static_cast<int>(c));
+    }
+    groups[group.begin].push_back(std::move(group));
+  }
 }
 
 ExpandedCandidate Problem::ExpandCandidate(const Group& group, int candidate,
@@ -290,9 +304,9 @@ ExpandedCandidate Problem::ExpandCandidate(const Group& group, int candidate,
   }
   if (!launches_ahead) OverlapFirstLaunch(tasks, pim);
   std::vector<Task> epilogues;
-  for (size_t d = 0; d < group.transitions.size(); ++d) {
-    if (predecessor.deferred >> d & 1 && group.transitions[d] >= 0)
-      epilogues.push_back(transitions[group.transitions[d]]);
+  const std::vector<int>& epilogue_tasks = group.reading->transitions;
+  for (size_t d = 0; d < epilogue_tasks.size(); ++d) {
+    if (predecessor.deferred >> d & 1 && epilogue_tasks[d] >= 0) epilogues.push_back(transitions[epilogue_tasks[d]]);
   }
   expanded.tasks = PrependTasks(std::move(epilogues), tasks);
   if (expanded.tasks.size() > kMaxTasks) {

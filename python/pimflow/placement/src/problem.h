@@ -95,31 +95,36 @@ struct Operand {
   std::vector<Access> by_layout;
 };
 
-struct Group {
-  int number, id, begin, end;
-  int requires_open, leaves_open;  // the alternative of a layer that it completes, and leaves open; 0 for none
-  int layout;                  // of its result
-  int required_mode, final_mode;  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
-  bool defers_epilogue, keeps_submission_open, continues, is_possible, fuses_regions, leaves_partial_sum,
-      fuses_epilogue;
+/*! \brief What groups read that read alike in every state. */
+struct Reading {
+  bool is_possible, has_late_operands, reads_previous, previous_is_late;
   double transform_ns, transform_pj;  // of the network's inputs, whose layouts are the same in all states
   int transform_resource;             // -1: nothing is moved
-  bool has_late_operands, reads_previous, previous_is_late;
   std::vector<Operand> operands;
-  std::vector<int> inner_addends;                    // its own regions whose results its deferred epilogue adds
+  std::vector<int> inner_addends;  // the groups' own regions whose results their deferred epilogue adds
   std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among all inputs, bytes
   std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
+};
+
+struct Group {
+  int number, id, begin, end;
+  const Reading* reading;
+  int requires_open, leaves_open;  // the alternative of a layer that it completes, and leaves open; 0 for none
+  int layout;                      // of its result
+  int required_mode, final_mode;   // of PIM's channels: 0 any, 1 PIM, 2 plain memory
+  bool defers_epilogue, keeps_submission_open, continues, is_possible, fuses_regions, leaves_partial_sum,
+      fuses_epilogue;
   std::vector<int> candidates;
 
   /*! \brief Whether its tasks may wait for the region before it, if it does these deferred epilogues. */
   bool CanFollow(uint32_t deferred) const {
     if (begin == 0) return true;
-    bool is_late = has_late_operands;
-    for (const Operand& operand : operands) {
+    bool is_late = reading->has_late_operands;
+    for (const Operand& operand : reading->operands) {
       const Access& access = operand.access;
       if (access.is_late && access.deferred >= 0 && deferred >> access.deferred & 1) is_late = false;
     }
-    return reads_previous && !(is_late && previous_is_late);
+    return reading->reads_previous && !(is_late && reading->previous_is_late);
   }
 };
 
@@ -154,6 +159,7 @@ struct Problem {
   bool launches_ahead;
   std::vector<double> longest_launch_ns;
   std::vector<Region> regions;
+  std::vector<Reading> readings;
   std::vector<std::vector<Group>> groups;  // by first position
   std::vector<Candidate> candidates;
   std::vector<Task> transitions;
@@ -168,8 +174,9 @@ struct Problem {
  private:
   void ReadRegions(const Arrays& arrays);
   void ReadCandidates(const Arrays& arrays);
+  void ReadReadings(const Arrays& arrays);
+  void ReadOperand(const Arrays& arrays, int64_t operand, int64_t& access, Reading& reading);
   void ReadGroups(const Arrays& arrays);
-  void ReadOperand(const Arrays& arrays, int64_t operand, int64_t& access, Group& group);
 };
 
 /*! \brief The evaluator's recurrence over tasks; `launches_ns`, unless null, replaces their launch times. */

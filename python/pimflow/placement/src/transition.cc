@@ -28,8 +28,8 @@ class LabelSearch::TransitionBuilder {
   TransitionBuilder(LabelSearch& search, const Group& group, GroupTransition& transition)
       : search_(search), regions_(search.problem_.regions), group_(group), transition_(transition) {
     transition = GroupTransition{};
-    transition.transform_ns = group.transform_ns, transition.transform_pj = group.transform_pj;
-    transition.is_late = group.has_late_operands;
+    transition.transform_ns = group.reading->transform_ns, transition.transform_pj = group.reading->transform_pj;
+    transition.is_late = group.reading->has_late_operands;
     const std::vector<int>& readers = regions_[group.end - 1].readers;
     if (!readers.empty()) first_reader_ = readers.front();
   }
@@ -63,7 +63,7 @@ class LabelSearch::TransitionBuilder {
 
   /*! \brief Add what the deferred epilogue adds of the group's own results. */
   void AddInnerAddends() {
-    for (int n : group_.inner_addends) {
+    for (int n : group_.reading->inner_addends) {
       if (!search_.pools_ || !IsShorterLived(regions_[n].live_end)) continue;
       AddAddend(n, search_.query_.only_gpu ? 0 : regions_[n].layout_set[0], -1);
     }
@@ -75,7 +75,9 @@ class LabelSearch::TransitionBuilder {
       LiveBytes(entry.is_live_before, entry.is_live_after)[place.first] += entry.bytes;
     }
     if (search_.pools_) {
-      for (const auto& [order, bytes] : group_.input_copies) transition_.copies.emplace_back(order, 0, bytes, false);
+      for (const auto& [order, bytes] : group_.reading->input_copies) {
+        transition_.copies.emplace_back(order, 0, bytes, false);
+      }
       std::sort(transition_.copies.begin(), transition_.copies.end());
     }
     std::sort(slots_.begin(), slots_.end());
@@ -115,7 +117,7 @@ class LabelSearch::TransitionBuilder {
       if (result.deferral == kPartialSum) resident_bytes += region.tensor_bytes;
     }
     if (access && access->is_copied) {
-      const Operand& operand = group_.operands[access->operand];
+      const Operand& operand = group_.reading->operands[access->operand];
       const double bytes = regions_[operand.region].tensor_bytes;
       transition_.copies.emplace_back(operand.order, result.set, bytes, operand.copy_outlives_source);
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from pimflow.errors import ModelError
+from pimflow.errors import ModelError, UsageError
+from pimflow.weight_types import WEIGHT_TYPES
 
 Shape = tuple[int, ...]
 
@@ -15,7 +16,28 @@ POSITIONS = ("rotary", "learned")
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_erf", "relu")
 GATED = ("swiglu", "geglu")  # activations of a product that is multiplied with another
 QUERY_NORMS = ("", "heads", "whole")
-BLOCK_PRODUCTS = ("query", "key", "value", "attention", "gate", "up", "down")
+FEED_FORWARD_PRODUCTS = ("gate", "up", "down")
+BLOCK_PRODUCTS = ("query", "key", "value", "attention", *FEED_FORWARD_PRODUCTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Feed-forward parts that stand side by side; a router chooses some of them for each token.
+
+    A product with the router's weight and a softmax give each expert its share. The experts of the largest
+    shares are computed, and their results are added by their shares (arXiv 1701.06538, 2401.04088).
+
+    Attributes
+    ----------
+    count, used : int
+        Experts of a block, and how many of them a token goes through.
+    normalised : bool
+        Whether the shares of the chosen experts are divided by their sum.
+    """
+
+    count: int
+    used: int
+    normalised: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +65,8 @@ class Decoder:
     local_rotary_base : float
         Base in the layers with a window, without `rotary_factors` and `rotary_scale`; 0 if these are like
         all others.
+    unturned_layers : frozenset of int
+        Layers whose queries and keys are not rotated, of a decoder with rotary positions.
     max_context : int
         Maximum context in tokens; the table of positions has as many rows.
     position_offset : int
@@ -50,6 +74,8 @@ class Decoder:
     activation : str
         ``swiglu``: the product of two, one after x * sigmoid(x); ``geglu``: one after ``gelu``; ``gelu``: its
         approximation by tanh; ``gelu_erf``: as it is defined; ``relu``.
+    experts : Experts, optional
+        The experts of each block, each of the size `feed_forward`; None if there is one feed-forward part.
     biases : frozenset of str
         Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
     input_norms, result_norms : bool
@@ -76,6 +102,9 @@ class Decoder:
         Whether the zoo has trained weights; else they are drawn.
     file : str
         Path of the GGUF file with its weights, if there is one.
+    weight_types : mapping of str to str
+        By name of a weight, the type of `weight_types.WEIGHT_TYPES` in which it is stored; of all others it
+        is that of the device.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
     source : str
@@ -98,9 +127,11 @@ class Decoder:
     rotary_factors: tuple[float, ...] = ()
     rotary_scale: float = 1.0
     local_rotary_base: float = 0.0
+    unturned_layers: frozenset[int] = frozenset()
     max_context: int
     position_offset: int = 0
     activation: str = "swiglu"
+    experts: Experts | None = None
     biases: frozenset[str] = frozenset()
     input_norms: bool = True
     result_norms: bool = False
@@ -117,15 +148,16 @@ class Decoder:
     tied: bool = False
     trained: bool = False
     file: str = ""
+    weight_types: Mapping[str, str] = field(default_factory=dict, hash=False)
     text: str = ""
     source: str
 
     def __post_init__(self) -> None:
         allowed = dict(norm=NORMS, positions=POSITIONS, activation=ACTIVATIONS, query_norm=QUERY_NORMS)
-        for field, choices in allowed.items():
-            if getattr(self, field) not in choices:
+        for name, choices in allowed.items():
+            if getattr(self, name) not in choices:
                 raise ModelError(
-                    f"decoder '{self.name}': {field} is '{getattr(self, field)}'; one of "
+                    f"decoder '{self.name}': {name} is '{getattr(self, name)}'; one of "
                     f"{', '.join(choices)} "
                     "is supported"
                 )
@@ -137,8 +169,33 @@ class Decoder:
             raise ModelError(f"decoder '{self.name}': a head of {self.turned_size} has no halves to turn")
         if self.turned_size > self.head_size or len(self.rotary_factors) not in (0, self.turned_size // 2):
             raise ModelError(f"decoder '{self.name}': its rotation does not fit heads of {self.head_size}")
+        if self.experts and not 0 < self.experts.used <= self.experts.count:
+            raise ModelError(
+                f"decoder '{self.name}': a token cannot go through {self.experts.used} of "
+                f"{self.experts.count} experts"
+            )
+        if self.experts and self.biases.intersection(FEED_FORWARD_PRODUCTS):
+            raise ModelError(f"decoder '{self.name}': has experts with biases: not supported")
         if len(self.windows) not in (0, self.layers):
             raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
+
+    def with_weights(self, kind: str) -> Decoder:
+        """The decoder with all matrices and the table of tokens stored in a type; raises `UsageError`.
+
+        A matrix must be of whole blocks along its inputs. Norms, biases and positions keep their type.
+        """
+        inputs = {
+            name: shape[1] if name.endswith(".table") else shape[0]
+            for name, shape in self.weights().items()
+            if len(shape) == 2 and name != "positions.table"
+        }
+        for name, size in inputs.items():
+            if not WEIGHT_TYPES[kind].holds(size):
+                raise UsageError(
+                    f"'{self.name}': '{name}' has {size} inputs, no whole blocks of the "
+                    f"{WEIGHT_TYPES[kind].block} values that share a scale in {kind}; choose another type"
+                )
+        return replace(self, weight_types=dict.fromkeys(inputs, kind))
 
     @property
     def turned_size(self) -> int:
@@ -169,7 +226,10 @@ class Decoder:
         return self.heads // self.kv_heads
 
     def weights(self) -> dict[str, Shape]:
-        """Shapes of all weights by name; matrices are [inputs, outputs], tables [rows, values]."""
+        """Shapes of all weights by name: matrices [inputs, outputs], tables [rows, values].
+
+        Those of experts are [experts, inputs, outputs].
+        """
         shapes: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
         if self.positions == "learned":
             shapes["positions.table"] = (self.max_context + self.position_offset, self.hidden)
@@ -180,15 +240,20 @@ class Decoder:
     def block_weights(self, layer: int) -> dict[str, Shape]:
         """Shapes of the weights of one block, by name."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        products = {
+        products: dict[str, Shape] = {
             "query": (self.hidden, queries),
             "key": (self.hidden, keys),
             "value": (self.hidden, keys),
             "attention": (queries, self.hidden),
-            **({"gate": (self.hidden, self.feed_forward)} if self.activation in GATED else {}),
-            "up": (self.hidden, self.feed_forward),
-            "down": (self.feed_forward, self.hidden),
         }
+        experts: Shape = ()
+        if self.experts:
+            products["router"] = (self.hidden, self.experts.count)
+            experts = (self.experts.count,)
+        if self.activation in GATED:
+            products["gate"] = (*experts, self.hidden, self.feed_forward)
+        products["up"] = (*experts, self.hidden, self.feed_forward)
+        products["down"] = (*experts, self.feed_forward, self.hidden)
         return dict(self._block_weights(f"layers.{layer}", products))
 
     def _block_weights(self, prefix: str, products: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
@@ -226,7 +291,12 @@ class Decoder:
     @property
     def macs_per_token(self) -> int:
         """Multiply-accumulates of all products with weights for one token, without those of attention."""
-        blocks = sum(math.prod(shape) for shape in self.block_weights(0).values() if len(shape) == 2)
+        used = self.experts.used if self.experts else 0
+        blocks = sum(
+            math.prod(shape[-2:]) * (used if len(shape) == 3 else 1)
+            for shape in self.block_weights(0).values()
+            if len(shape) > 1
+        )
         return self.layers * blocks + self.hidden * self.vocabulary
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
+from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.language import angle_scaling
 from pimflow.zoo.language.angle_scaling import AngleScaling
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder, Experts, Shape
+from pimflow.zoo.language.gguf_architectures import ARCHITECTURES, Architecture
 from pimflow.zoo.language.gguf_file import GgufFile, open_file
 
 # Names in a file of the weights of a block, and of all others.
@@ -39,6 +40,12 @@ _BLOCK = {
     "down": "ffn_down",
     "feed_forward_result_norm": "post_ffw_norm",
 }
+_EXPERTS = {
+    "router": "ffn_gate_inp",
+    "gate": "ffn_gate_exps",
+    "up": "ffn_up_exps",
+    "down": "ffn_down_exps",
+}
 _OTHER = {"tokens": "token_embd", "positions": "position_embd", "norm": "output_norm", "head": "output"}
 _FUSED_ATTENTION, _FACTORS = "attn_qkv", "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -48,71 +55,6 @@ _WITHOUT_EFFECT = (
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """What a name in ``general.architecture`` says, beside the table of a file.
-
-    Attributes
-    ----------
-    fields : mapping of str to object
-        Fields of `Decoder` that it fixes.
-    pairs_neighbours : bool
-        Whether rotary positions turn neighbouring elements of a head, not its halves.
-    scales_embedding : bool
-        Whether embedded tokens are multiplied by the root of their size.
-    has_scales : bool
-        Whether the table has factors of embeddings and residuals, and a divisor of logits.
-    has_softcaps : bool
-        Whether its table has to have caps of scores and logits.
-    window_period : int, optional
-        Of layers with a sliding window: 0 if all have it, n if each n-th has none; None if no layer has one.
-    wide_layers : int
-        Number of blocks of the size whose scores are scaled by hidden / heads, not by the size of a head.
-    says_parallel : bool
-        Whether the table says if attention and feed-forward are parallel.
-    """
-
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    pairs_neighbours: bool = False
-    scales_embedding: bool = False
-    has_scales: bool = False
-    has_softcaps: bool = False
-    window_period: int | None = None
-    wide_layers: int = 0
-    says_parallel: bool = False
-
-
-_LAYER_NORM = {"norm": "layer"}
-_GEMMA = {"activation": "geglu"}
-ARCHITECTURES = {
-    "llama": Architecture(pairs_neighbours=True, window_period=0),
-    "granite": Architecture(pairs_neighbours=True, has_scales=True),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(fields={"query_norm": "heads"}),
-    "gemma": Architecture(fields=_GEMMA, scales_embedding=True),
-    "gemma2": Architecture(
-        fields={**_GEMMA, "result_norms": True},
-        scales_embedding=True,
-        has_softcaps=True,
-        window_period=2,
-        wide_layers=46,
-    ),
-    "gemma3": Architecture(
-        fields={**_GEMMA, "result_norms": True, "query_norm": "heads", "local_rotary_base": 10000.0},
-        scales_embedding=True,
-        window_period=6,
-        wide_layers=62,
-    ),
-    "phi3": Architecture(window_period=0),
-    "phi2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "parallel": True, "shares_norm": True}),
-    "gpt2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "positions": "learned"}),
-    "gptneox": Architecture(fields={**_LAYER_NORM, "activation": "gelu_erf"}, says_parallel=True),
-    "starcoder2": Architecture(fields={**_LAYER_NORM, "activation": "gelu"}),
-    "stablelm": Architecture(fields=_LAYER_NORM),
-    "olmo2": Architecture(fields={"query_norm": "whole", "input_norms": False, "result_norms": True}),
-}
 
 
 class _Table:
@@ -198,12 +140,14 @@ def _read_decoder(path: Path, _: int) -> Decoder:
     vocabulary = len(file.array("tokenizer.ggml.tokens", str)) or rows
     table.require("vocab_size", int, vocabulary)
     _require_neutral(table)
+    feed_forward, experts = table.size("feed_forward_length"), _experts(table, architecture)
     fields: dict[str, Any] = {
         **architecture.fields,
         "norm_epsilon": _epsilon(table, architecture),
         **_angles(file, table, architecture, head_size),
         **_scales(table, architecture, blocks, hidden, heads),
         "windows": _windows(table, architecture, blocks),
+        "unturned_layers": _unturned_blocks(architecture, blocks),
         "biases": _products_with_bias(file),
     }
     if architecture.says_parallel:
@@ -217,7 +161,8 @@ def _read_decoder(path: Path, _: int) -> Decoder:
         heads=heads,
         kv_heads=table.size("attention.head_count_kv", heads),
         head_size=head_size,
-        feed_forward=table.size("feed_forward_length"),
+        feed_forward=table.size("expert_feed_forward_length", feed_forward) if experts else feed_forward,
+        experts=experts,
         vocabulary=vocabulary,
         max_context=fields.pop("max_context", table.size("context_length")),
         tied="output.weight" not in file.tensors,
@@ -227,7 +172,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
     )
     table.require_all_read()
     _require_tensors(file, decoder)
-    return decoder
+    return replace(decoder, weight_types=_weight_types(file, decoder))
 
 
 def _require_whole_model(file: GgufFile, family: str, where: str) -> None:
@@ -243,13 +188,26 @@ def _require_whole_model(file: GgufFile, family: str, where: str) -> None:
 
 def _require_neutral(table: _Table) -> None:
     """Raise `ModelError` for features that are switched on, and that no decoder here has."""
-    table.require("expert_count", int, 0)
-    table.require("expert_used_count", int, 0)
     table.require("attention.causal", bool, True)
     table.require("attention.clamp_kqv", float, 0.0)
     table.require("attention.max_alibi_bias", float, 0.0)
     table.require("pooling_type", int, 0)
     table.require("tensor_data_layout", str, "Meta AI original pth")
+
+
+def _experts(table: _Table, architecture: Architecture) -> Experts | None:
+    """The experts of each block; None if there are none."""
+    if architecture.normalises_shares is None or not table.value("expert_count", int, 0):
+        table.require("expert_count", int, 0)
+        table.require("expert_used_count", int, 0)
+        return None
+    table.require("expert_shared_count", int, 0)
+    table.require("expert_gating_func", int, 0, 1)  # 1 is softmax
+    table.require("expert_weights_scale", float, 0.0, 1.0)
+    shares = table.value("expert_weights_norm", bool, architecture.normalises_shares)
+    if shares is not architecture.normalises_shares:
+        raise ModelError(f"{table.where}: {table.prefix}expert_weights_norm is {shares}: not supported")
+    return Experts(count=table.size("expert_count"), used=table.size("expert_used_count"), normalised=shares)
 
 
 def _epsilon(table: _Table, architecture: Architecture) -> float:
@@ -344,6 +302,12 @@ def _windows(table: _Table, architecture: Architecture, blocks: int) -> tuple[in
     return windows if any(windows) else ()
 
 
+def _unturned_blocks(architecture: Architecture, blocks: int) -> frozenset[int]:
+    """Blocks that do not rotate queries and keys."""
+    period = architecture.unturned_period
+    return frozenset(range(period - 1, blocks, period)) if period else frozenset()
+
+
 def _products_with_bias(file: GgufFile) -> frozenset[str]:
     """Products with a bias, by the tensors of the first block and of the output."""
     biased = {name for name in BLOCK_PRODUCTS if f"blk.0.{_BLOCK[name]}.bias" in file.tensors}
@@ -357,8 +321,7 @@ def _require_tensors(file: GgufFile, decoder: Decoder) -> None:
     where, expected = decoder.source, {}
     read = {_FACTORS, _SHORT_FACTORS, _LONG_FACTORS} if decoder.positions == "rotary" else set()
     for name, shape in decoder.weights().items():
-        # In the library, the fastest axis is the first: inputs of a product, values of a row.
-        *inner, rows = shape[::-1] if name.endswith(".table") else shape
+        *inner, rows = _stored_axes(name, shape)
         tensor, begin = _place(file, decoder, name)
         expected[tensor] = (*inner, begin + rows)  # parts of a tensor come in order
     for tensor, shape in expected.items():
@@ -371,6 +334,13 @@ def _require_tensors(file: GgufFile, decoder: Decoder) -> None:
         )
 
 
+def _stored_axes(name: str, shape: Shape) -> Shape:
+    """The axes of a weight in a file, the fastest first: inputs of a product or values of a row."""
+    if name.endswith(".table"):
+        return shape[::-1]
+    return (*shape[1:], shape[0]) if len(shape) == 3 else shape
+
+
 def _place(file: GgufFile, decoder: Decoder, name: str) -> tuple[str, int]:
     """The tensor of a weight, and its first row there: some files have several products in one."""
     *block, part, kind = name.split(".")
@@ -378,6 +348,8 @@ def _place(file: GgufFile, decoder: Decoder, name: str) -> tuple[str, int]:
     if not block:
         return f"{_OTHER[part]}.{suffix}", 0
     prefix, begin = f"blk.{block[1]}.", 0
+    if decoder.experts and part in _EXPERTS:
+        return f"{prefix}{_EXPERTS[part]}.{suffix}", 0
     stored = _BLOCK[part]
     if part in ("query", "key", "value") and f"{prefix}{_FUSED_ATTENTION}.weight" in file.tensors:
         stored = _FUSED_ATTENTION
@@ -389,17 +361,28 @@ def _place(file: GgufFile, decoder: Decoder, name: str) -> tuple[str, int]:
     return f"{prefix}{stored}.{suffix}", begin
 
 
+def _weight_types(file: GgufFile, decoder: Decoder) -> dict[str, str]:
+    """Types of the matrices that are stored in blocks; others are widened, or as wide as the device's."""
+    kinds = {
+        name: file.tensor(_place(file, decoder, name)[0]).kind.name.lower()
+        for name, shape in decoder.weights().items()
+        if len(shape) == 2
+    }
+    return {
+        name: kind for name, kind in kinds.items() if kind in WEIGHT_TYPES and WEIGHT_TYPES[kind].block > 1
+    }
+
+
 def weight(path: str, name: str) -> np.ndarray:
     """Read a weight by its name in `Decoder.weights`, in fp32."""
     file, decoder = open_file(Path(path)), read_decoder(Path(path))
     tensor, begin = _place(file, decoder, name)
-    shape = decoder.weights()[name]
-    rows = shape[0] if name.endswith(".table") else shape[-1]
+    *_, rows = _stored_axes(name, decoder.weights()[name])
     values = file.tensor(tensor).values(path, begin, rows)
     architecture = ARCHITECTURES[file.fields["general.architecture"]]
     if architecture.pairs_neighbours and name.split(".")[-2] in ("query", "key"):
         values = _halves(values, decoder)
-    return np.ascontiguousarray(values.T if name.endswith(".weight") else values)
+    return np.ascontiguousarray(values.swapaxes(-1, -2) if name.endswith(".weight") else values)
 
 
 def _halves(values: np.ndarray, decoder: Decoder) -> np.ndarray:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.zoo.language.decoder import GATED, Decoder
+from pimflow.zoo.language.decoder import GATED, Decoder, Experts
 
 OPSET = 17
 IR_VERSION = 10  # the first with metadata on values
 _HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
 _LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of its inputs
+Product = Callable[[str, str], str]
+
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
 
 
@@ -60,13 +63,15 @@ class GraphBuilder:
         """Add a weight as an input, with metadata that says how to draw or read it; returns its name."""
         shape = self.shapes[name]
         rule = _RULES[name.rpartition(".")[2]]
-        fan_in, gain = (shape[0], _LINEAR_GAIN) if rule == "weight" else (1, 1.0)
+        fan_in, gain = (shape[-2], _LINEAR_GAIN) if rule == "weight" else (1, 1.0)
         value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         metadata = {"init": f"{rule}:{fan_in}:{gain:g}"}
         if self.decoder.trained:
             metadata["trained"] = self.decoder.name
         if self.decoder.file:
             metadata["file"] = self.decoder.file
+        if name in self.decoder.weight_types:
+            metadata["stored"] = self.decoder.weight_types[name]
         helper.set_model_props(value, metadata)
         self.weights[name] = value
         return name
@@ -145,7 +150,7 @@ class GraphBuilder:
 
     def rotate(self, name: str, source: str, layer: int) -> str:
         """Rotate heads by their positions: the halves of a head are the two parts of complex numbers."""
-        if self.decoder.positions != "rotary":
+        if self.decoder.positions != "rotary" or layer in self.decoder.unturned_layers:
             return source
         cosine, sine = self.angles(layer)
         size, turned = self.decoder.head_size, self.decoder.turned_size
@@ -261,16 +266,78 @@ class GraphBuilder:
         )
         return self.product(f"{name}.attention", mixed)
 
-    def feed_forward(self, name: str, source: str) -> str:
-        """The feed-forward part of a block."""
-        wide = self.product(f"{name}.up", source)
+    def feed_forward(self, name: str, source: str, product: Product | None = None) -> str:
+        """The feed-forward part of a block; `product` adds a product by its name and its operand."""
+        product = product or self.product
+        wide = product(f"{name}.up", source)
         activation = self.decoder.activation
         if activation in GATED:
-            gate = self.activate(name, activation, self.product(f"{name}.gate", source))
+            gate = self.activate(name, activation, product(f"{name}.gate", source))
             wide = self.node("Mul", f"{name}.gated", [gate, wide])
         else:
             wide = self.activate(name, activation, wide)
-        return self.product(f"{name}.down", wide)
+        return product(f"{name}.down", wide)
+
+    def expert_mixture(self, name: str, source: str) -> str:
+        """The experts that the router chooses, added by their shares: [batch, tokens, hidden].
+
+        If all tokens together go through fewer experts than there are, the weights of those are gathered;
+        else every expert computes all tokens, and those that did not choose it have no share of it.
+        """
+        experts = self.decoder.experts
+        assert experts is not None
+        shares, choices = self.router_choices(f"{name}.router", source, experts)
+        if self.batch * self.tokens * experts.used < experts.count:
+            return self.gathered_experts(name, source, shares, choices)
+        return self.all_experts(name, source, shares, choices, experts)
+
+    def router_choices(self, name: str, source: str, experts: Experts) -> tuple[str, str]:
+        """Shares and numbers of the chosen experts, both [batch, tokens, used]."""
+        shares = self.node("Softmax", f"{name}.shares", [self.product(name, source)], axis=-1)
+        largest, choices = f"{name}.largest", f"{name}.choices"
+        used = self.constant("experts_used", [experts.used], np.int64)
+        self.nodes.append(helper.make_node("TopK", [shares, used], [largest, choices], largest, axis=-1))
+        if experts.normalised:
+            last = self.constant("axes_last", [-1], np.int64)
+            total = self.node("ReduceSum", f"{name}.total", [largest, last], keepdims=1)
+            largest = self.node("Div", f"{name}.normalised", [largest, total])
+        return largest, choices
+
+    def gathered_experts(self, name: str, source: str, shares: str, choices: str) -> str:
+        """Each chosen expert by itself, [batch, tokens, used, 1, size], and their sum by shares."""
+        rows = self.node("Unsqueeze", f"{name}.rows", [source, self.constant("axes_2_3", [2, 3], np.int64)])
+
+        def product(part: str, operand: str) -> str:
+            """A product with the weights of the chosen experts."""
+            weights = self.node("Gather", f"{part}.chosen", [self.weight(f"{part}.weight"), choices], axis=0)
+            return self.node("MatMul", part, [operand, weights])
+
+        results = self.feed_forward(name, rows, product)
+        result_axes = self.constant("axes_3_4", [3, 4], np.int64)
+        factors = self.node("Unsqueeze", f"{name}.factors", [shares, result_axes])
+        parts = self.node("Mul", f"{name}.parts", [results, factors])
+        chosen_axes = self.constant("axes_2_3", [2, 3], np.int64)
+        return self.node("ReduceSum", f"{name}.mixed_experts", [parts, chosen_axes], keepdims=0)
+
+    def all_experts(self, name: str, source: str, shares: str, choices: str, experts: Experts) -> str:
+        """Every expert with all tokens, [batch, experts, tokens, size], and their sum by shares."""
+        numbers = self.constant("expert_numbers", np.arange(experts.count), np.int64)
+        last = self.constant("axes_last", [-1], np.int64)
+        choices = self.node("Unsqueeze", f"{name}.choices", [choices, last])
+        chosen = self.node("Equal", f"{name}.is_chosen", [choices, numbers])
+        chosen = self.node("Cast", f"{name}.chosen", [chosen], to=TensorProto.FLOAT)
+        placed = self.node(
+            "Mul", f"{name}.placed", [chosen, self.node("Unsqueeze", f"{name}.columns", [shares, last])]
+        )
+        second = self.constant("axis_2", [2], np.int64)
+        table = self.node("ReduceSum", f"{name}.share_table", [placed, second], keepdims=0)
+        table = self.node("Transpose", f"{name}.share_rows", [table], perm=[0, 2, 1])
+        factors = self.node("Unsqueeze", f"{name}.factors", [table, last])
+        first = self.constant("axis_1", [1], np.int64)
+        rows = self.node("Unsqueeze", f"{name}.rows", [source, first])
+        results = self.feed_forward(name, rows, self.product)
+        parts = self.node("Mul", f"{name}.parts", [results, factors])
+        return self.node("ReduceSum", f"{name}.mixed_experts", [parts, first], keepdims=0)
 
     def activate(self, name: str, activation: str, x: str) -> str:
         """The activation of a block."""
@@ -309,7 +376,8 @@ class GraphBuilder:
             source = self.norm(f"{name}.feed_forward_norm", before)
         elif not d.input_norms:
             source = before
-        return self.add_residual(f"{name}.sum", attended, self.feed_forward(name, source))
+        mix = self.feed_forward if d.experts is None else self.expert_mixture
+        return self.add_residual(f"{name}.sum", attended, mix(name, source))
 
     def add_residual(self, name: str, hidden: str, result: str) -> str:
         """Add the result of attention or of the feed-forward part to the hidden state."""
@@ -326,7 +394,9 @@ class GraphBuilder:
         hidden, d = self.norm("norm", hidden), self.decoder
         if d.tied:
             table = self.node("Transpose", "head.table", [self.weight("tokens.table")], perm=[1, 0])
-            logits = self.node("MatMul", "head", [hidden, table])
+            logits = self.node("MatMul", "head.product" if "head" in d.biases else "head", [hidden, table])
+            if "head" in d.biases:
+                logits = self.node("Add", "head", [logits, self.weight("head.bias")])
         else:
             logits = self.product("head", hidden)
         return self.cap("logits", self.scale("logits.scaled", logits, d.logit_scale), d.logit_softcap)

@@ -13,6 +13,7 @@ from typing import Any
 from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language import angle_scaling
 from pimflow.zoo.language.angle_scaling import AngleScaling
+from pimflow.zoo.language.decoder import Experts
 from pimflow.zoo.language.hf_types import ModelType
 
 _ACTIVATIONS = {
@@ -57,6 +58,7 @@ _WITHOUT_EFFECT = frozenset(
         "original_max_position_embeddings",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
         "problem_type",
@@ -64,6 +66,8 @@ _WITHOUT_EFFECT = frozenset(
         "resid_pdrop",
         "residual_dropout",
         "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "summary_activation",
         "summary_first_dropout",
         "summary_proj_to_labels",
@@ -174,6 +178,8 @@ def variant_fields(
     """Fields of a decoder that only some kinds of models have."""
     fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
     fields["windows"] = _windows(config, model, layers)
+    fields["unturned_layers"] = _unturned_layers(config, model, layers)
+    fields["experts"] = _experts(config, model)
     if model.fields.get("positions") != "learned":
         fields |= _angles(config, kind, model, head_size)
     for name in ("embedding_multiplier", "residual_multiplier"):
@@ -224,6 +230,35 @@ def _activation(config: Config, kind: str, model: ModelType) -> str:
     if gated != (activation == "swiglu"):
         raise ModelError(f"{config.where}: has the activation '{name}' in a place where it is not supported")
     return activation
+
+
+def _unturned_layers(config: Config, model: ModelType, layers: int) -> frozenset[int]:
+    """Layers that do not rotate queries and keys."""
+    if not model.unturned_period:
+        return frozenset()
+    period = config.size("no_rope_layer_interval", model.unturned_period)
+    turns = config.value("no_rope_layers", list)  # in spite of its name: 1 for a layer that rotates
+    turns = turns or [(layer + 1) % period for layer in range(layers)]
+    if len(turns) < layers or any(type(turn) is not int for turn in turns):
+        raise ModelError(f"{config.where}: no_rope_layers in config.json is no number for each layer")
+    return frozenset(layer for layer in range(layers) if not turns[layer])
+
+
+def _experts(config: Config, model: ModelType) -> Experts | None:
+    """The experts of each layer; raises `ModelError` if only some layers have them."""
+    if not model.has_experts:
+        return None
+    config.require("decoder_sparse_step", 1)
+    config.require("mlp_only_layers", [])
+    config.require("clip_qkv")
+    if "moe_intermediate_size" in model.sizes.values():
+        config.value("intermediate_size", int)  # of layers without experts
+    shares = model.normalises_shares
+    if shares is None:
+        shares = config.value("norm_topk_prob", bool, False)
+    count = config.value("num_experts", int)  # transformers 5 writes the other name
+    count = config.size("num_local_experts", count)
+    return Experts(count=count, used=config.size("num_experts_per_tok"), normalised=shares)
 
 
 def _windows(config: Config, model: ModelType, layers: int) -> tuple[int, ...]:

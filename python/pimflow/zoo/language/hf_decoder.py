@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder, Shape
 from pimflow.zoo.language.hf_config import Config, config_key, norm_epsilon, variant_fields
 from pimflow.zoo.language.hf_types import MODEL_TYPES, ModelType
 from pimflow.zoo.language.safetensors_file import StoredTensor, read_tensors
@@ -88,13 +88,18 @@ class _Names:
         self._bare = not any(name.startswith(prefix) for name in tensors)
         self.model, self.tensors, self._prefix = model, tensors, prefix
 
-    def name(self, weight: str) -> str:
-        """The name of the tensor of a weight."""
+    def name(self, weight: str, expert: int | None = None) -> str:
+        """The name of the tensor of a weight, of one expert if experts have it."""
         *block, part, kind = weight.split(".")
-        name = self.model.names[part]
+        name = self.model.names[part].format(expert)
         name = self.model.names["block"].format(block[1]) + name if block else name
         suffix = "bias" if kind == "bias" else "weight"
         return f"{name.removeprefix(self._prefix) if self._bare else name}.{suffix}"
+
+    def names(self, weight: str, shape: Shape) -> list[str]:
+        """The names of the tensors of a weight of `shape`: of experts, one for each."""
+        numbers = range(shape[0]) if len(shape) == 3 else [None]
+        return [self.name(weight, number) for number in numbers]
 
     def tensor(self, name: str) -> StoredTensor:
         """A tensor by its name; raises `ModelError` if there is none."""
@@ -132,8 +137,12 @@ class _Names:
 def _require_tensors(decoder: Decoder, names: _Names, where: str) -> None:
     """Raise `ModelError` unless the tensors of a folder are the weights of `decoder`."""
     read: dict[str, int] = {}
-    for weight, shape in decoder.weights().items():
-        name = names.name(weight)
+    tensors = [
+        (weight, shape[-2:], name)
+        for weight, shape in decoder.weights().items()
+        for name in names.names(weight, shape)
+    ]
+    for weight, shape, name in tensors:
         try:
             stored = names.tensor(name).shape
         except ModelError as error:
@@ -164,7 +173,12 @@ def weight(folder: str, name: str) -> np.ndarray:
     path = Path(folder)
     decoder = read_decoder(path)
     model = MODEL_TYPES[Config(path).tree["model_type"]]
-    names = _Names(model, read_tensors(path))
+    names, shape = _Names(model, read_tensors(path)), decoder.weights()[name]
+    if len(shape) == 3:
+        result = np.empty(shape, np.float32)
+        for expert, tensor in enumerate(names.names(name, shape)):
+            result[expert] = names.tensor(tensor).values().T
+        return result
     values, rows = names.tensor(names.name(name)).values(), names.rows(decoder, name)
     if name.endswith(".weight"):
         values = values[:, rows] if model.transposed else values[rows].T

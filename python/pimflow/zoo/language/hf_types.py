@@ -85,6 +85,23 @@ _OPT = {
 }
 
 
+# Tensors of experts have a number for the expert.
+_MIXTRAL = {
+    **_LLAMA,
+    "router": "block_sparse_moe.gate",
+    "gate": "block_sparse_moe.experts.{}.w1",
+    "up": "block_sparse_moe.experts.{}.w3",
+    "down": "block_sparse_moe.experts.{}.w2",
+}
+_EXPERTS = {
+    **_LLAMA,
+    "router": "mlp.gate",
+    "gate": "mlp.experts.{}.gate_proj",
+    "up": "mlp.experts.{}.up_proj",
+    "down": "mlp.experts.{}.down_proj",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelType:
     """What a ``model_type`` says, beside the configuration.
@@ -110,6 +127,11 @@ class ModelType:
     window : str
         Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
         that ``pattern`` or the key ``layer_types`` says.
+    unturned_period : int
+        n if each n-th layer rotates nothing unless the configuration says which layers do; else 0.
+    has_experts : bool
+    normalises_shares : bool, optional
+        Whether the shares of chosen experts sum to 1; None if the configuration says it.
     """
 
     names: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
@@ -122,6 +144,9 @@ class ModelType:
     tied: bool = False
     window: str = ""
     pattern: int = 0
+    unturned_period: int = 0
+    has_experts: bool = False
+    normalises_shares: bool | None = None
 
 
 _GEMMA = {"scale_offset": 1.0, "tied": True}
@@ -129,9 +154,19 @@ _LAYER = {"norm": "layer"}
 MODEL_TYPES = {
     "llama": ModelType(),
     "mistral": ModelType(window="all"),
+    "mixtral": ModelType(names=_MIXTRAL, window="all", has_experts=True, normalises_shares=True),
     "granite": ModelType(),
+    "smollm3": ModelType(window="pattern", unturned_period=4),
     "qwen2": ModelType(window="pattern"),
     "qwen3": ModelType(fields={"query_norm": "heads"}, window="pattern"),
+    "qwen3_moe": ModelType(
+        names=_EXPERTS,
+        fields={"query_norm": "heads"},
+        sizes={"intermediate_size": "moe_intermediate_size"},
+        window="pattern",
+        has_experts=True,
+    ),
+    "olmoe": ModelType(names=_EXPERTS, fields={"query_norm": "whole"}, has_experts=True),
     "gemma": ModelType(**_GEMMA),
     "gemma2": ModelType(names=_GEMMA2, fields={"result_norms": True}, window="pattern", pattern=2, **_GEMMA),
     "gemma3_text": ModelType(

@@ -60,7 +60,7 @@ class ReferenceDecoder:
             source = self._before(x, f"{name}.attention_norm")
         else:
             source = self._before(x if d.parallel else attended, f"{name}.feed_forward_norm")
-        part = self._feed_forward(source, name)
+        part = self._feed_forward(source, name) if d.experts is None else self._experts(source, name)
         return attended + self._after(part, f"{name}.feed_forward_result_norm")
 
     def _before(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -75,8 +75,9 @@ class ReferenceDecoder:
     def _cap(self, x: np.ndarray, cap: float) -> np.ndarray:
         return self._dtype(cap) * np.tanh(x / self._dtype(cap)) if cap else x
 
-    def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
-        y = x @ self.weights[f"{name}.weight"]
+    def _dense(self, x: np.ndarray, name: str, expert: int | None = None) -> np.ndarray:
+        weight = self.weights[f"{name}.weight"]
+        y = x @ (weight if expert is None else weight[expert])
         return y + self.weights.get(f"{name}.bias", self._dtype(0))
 
     def _normalise(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -92,7 +93,7 @@ class ReferenceDecoder:
         size = d.rotary_size or d.head_size
         half, base, factors = size // 2, d.rotary_base, np.array(d.rotary_factors or 1.0)
         scale = d.rotary_scale
-        if d.local_rotary_base and d.windows[layer]:
+        if d.local_rotary_base and d.windows and d.windows[layer]:
             base, factors, scale = d.local_rotary_base, np.array(1.0), 1.0
         speed = base ** (-2.0 * np.arange(half) / size) / factors
         turn = scale * np.exp(1j * np.outer(places, speed))
@@ -112,7 +113,7 @@ class ReferenceDecoder:
         d, name = self._decoder, f"layers.{layer}"
         query, key = self._heads(x, f"{name}.query"), self._heads(x, f"{name}.key")
         value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
-        if d.positions == "rotary":
+        if d.positions == "rotary" and layer not in d.unturned_layers:
             query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
         keys = self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         values = self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
@@ -129,10 +130,24 @@ class ReferenceDecoder:
             mixed[head] = shares / shares.sum(axis=-1, keepdims=True) @ values[shared]
         return self._dense(mixed.swapaxes(0, 1).reshape(len(x), -1), f"{name}.attention")
 
-    def _feed_forward(self, x: np.ndarray, name: str) -> np.ndarray:
-        wide, activation = self._dense(x, f"{name}.up"), self._decoder.activation
+    def _experts(self, x: np.ndarray, name: str) -> np.ndarray:
+        """Each token through the experts of its largest shares, one after the other."""
+        experts = self._decoder.experts
+        assert experts is not None
+        mixed = np.zeros_like(x)
+        for row, scores in enumerate(self._dense(x, f"{name}.router")):
+            exponentials = np.exp(scores - scores.max())
+            chosen = np.argsort(-exponentials, kind="stable")[: experts.used]
+            whole = exponentials[chosen].sum() if experts.normalised else exponentials.sum()
+            for expert in chosen:
+                result = self._feed_forward(x[row : row + 1], name, expert)
+                mixed[row] += exponentials[expert] / whole * result[0]
+        return mixed
+
+    def _feed_forward(self, x: np.ndarray, name: str, expert: int | None = None) -> np.ndarray:
+        wide, activation = self._dense(x, f"{name}.up", expert), self._decoder.activation
         if activation in ("swiglu", "geglu"):
-            gate = self._dense(x, f"{name}.gate")
+            gate = self._dense(x, f"{name}.gate", expert)
             wide = wide * (gate / (1 + np.exp(-gate)) if activation == "swiglu" else _gelu(gate))
         elif activation == "gelu":
             wide = _gelu(wide)
@@ -140,7 +155,7 @@ class ReferenceDecoder:
             wide = wide * (1 + np.vectorize(math.erf)(wide / math.sqrt(2))) / 2
         else:
             wide = np.maximum(wide, 0)
-        return self._dense(wide.astype(self._dtype), f"{name}.down")
+        return self._dense(wide.astype(self._dtype), f"{name}.down", expert)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""A server of a language model under load, from the times of its compiled steps."""

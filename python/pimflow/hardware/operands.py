@@ -1,0 +1,115 @@
+"""Narrow weights that the multipliers of a DRAM-PIM device take, and how they lie in its rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pimflow.core.region import ELEMENT_BYTES
+from pimflow.weight_types import WEIGHT_TYPES, WeightType
+
+ACCUMULATORS = ("fp32",)  # what execution by value adds up in
+# Where scales are applied: ``unit``: to each weight before it is multiplied, by registers that are filled
+# from the open row; ``none``: the type has no scales.
+SCALES = ("unit", "none")
+BUFFER_PARTS = (1, 2, 4)  # a chunk of a vector fills the global buffer, its half, or a quarter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """Weights of a type that multipliers take as they are stored.
+
+    Attributes
+    ----------
+    weights : str
+        Type of the weights, of `weight_types.WEIGHT_TYPES`.
+    activations : str
+        Type of the vector that they are multiplied with.
+    multiplications : int
+        Products of a bank in one COMP, at most those with the weights of a column; fewer take more COMPs.
+    accumulator : str
+        One of `ACCUMULATORS`.
+    scales : str
+        One of `SCALES`.
+    source : str
+    """
+
+    weights: str
+    activations: str
+    multiplications: int
+    accumulator: str
+    scales: str
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("weights", tuple(WEIGHT_TYPES)),
+            ("activations", tuple(ELEMENT_BYTES)),
+            ("accumulator", ACCUMULATORS),
+            ("scales", SCALES),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} '{getattr(self, name)}' is none of {', '.join(choices)}")
+        if (self.scales == "none") != (self.weight_type.scale_bytes == 0):
+            raise ValueError(f"scales '{self.scales}' does not suit {self.weights}")
+        if self.multiplications < 1:
+            raise ValueError(f"field 'multiplications': {self.multiplications} is not above zero")
+
+    @property
+    def weight_type(self) -> WeightType:
+        """The type of the weights."""
+        return WEIGHT_TYPES[self.weights]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowRow:
+    """How narrow weights lie in a row of a bank: columns of values, then columns of their scales.
+
+    Attributes
+    ----------
+    buffer_columns : int
+        COMPs on a chunk, the part of a vector that is in a global buffer at once.
+    chunks : int
+        Chunks of a row.
+    scale_columns : int
+        Columns of scales of a row.
+    """
+
+    buffer_columns: int
+    chunks: int
+    scale_columns: int
+
+    @property
+    def comps(self) -> int:
+        """COMPs on a row."""
+        return self.buffer_columns * self.chunks
+
+
+def narrow_row(operand: Operand, columns_per_row: int, column_bytes: int, buffer_elements: int) -> NarrowRow:
+    """The layout of a row with the most weights, and of these the one with the largest chunks.
+
+    Scales of a block lie in the row of its values; they are as many as whole blocks of the values need, and
+    with one scale an output one for each chunk. Raises `ValueError` if no chunk fits a row.
+
+    Parameters
+    ----------
+    buffer_elements : int
+        Elements of a vector that a global buffer holds.
+    """
+    kind = operand.weight_type
+    column_values = kind.column_values(column_bytes)
+    rows = []
+    for parts in BUFFER_PARTS:
+        columns = buffer_elements // operand.multiplications // parts
+        chunk_elements = columns * operand.multiplications
+        for chunks in range(1, columns_per_row * column_values // max(chunk_elements, 1) + 1):
+            scale_bytes = chunks * kind.output_scale_bytes(chunk_elements)
+            scale_columns = math.ceil(scale_bytes / column_bytes)
+            value_columns = math.ceil(chunks * chunk_elements / column_values)
+            if columns and value_columns + scale_columns <= columns_per_row:
+                rows.append(NarrowRow(buffer_columns=columns, chunks=chunks, scale_columns=scale_columns))
+    if not rows:
+        raise ValueError(
+            f"operand {operand.weights}: a quarter of the global buffer is more than a row has room for"
+        )
+    return max(rows, key=lambda row: (row.comps, row.buffer_columns))

@@ -1,0 +1,84 @@
+"""Decoding with narrow weights on each PIM device: time, energy, memory, and the share of the bound.
+
+    bench_narrow.py [MODELS…] [--pims NAMES…] [--types TYPES…] [--write]
+
+A block and the output layer are searched over full caches, and figures are those of all blocks. ``--write``
+puts the table on docs/language_models.md, a row when it is done.
+"""
+
+import argparse
+from pathlib import Path
+
+from bench_generate import replace_block
+
+from pimflow import search, system, zoo
+from pimflow.commands.generate.decoding import Lengths, shared_regions, step_times
+from pimflow.commands.generate.generation import StepCosts
+from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
+from pimflow.host.result_cache import ResultCache, default_path
+from pimflow.placement import Profiling
+from pimflow.placement.solvers.capacity import channel_bytes, weight_row_bytes
+from pimflow.zoo.language import graph
+
+PAGE = Path(__file__).parent.parent / "docs" / "language_models.md"
+MODELS = ("llama-3-8b", "llama-2-7b")
+PIMS = ("newton-gddr6", "newton-gddr6-narrow", "aim-gddr6", "hbm-pim", "hbm-pim-narrow")
+TYPES = ("fp16", "int8", "q4_k")
+CONTEXT = 1024
+HEAD = (
+    "| model | PIM | weights | GPU alone, ms | plan, ms | tokens/s | mJ a token | in PIM | of the bound |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def line(model: str, pim: str, kind: str, profiling: Profiling) -> str:
+    """A row of the table as Markdown."""
+    target, decoder = system(pim=pim), zoo.decoder(model)
+    decoder = decoder if kind == "fp16" else decoder.with_weights(kind)
+    block = search(graph.block_graph(decoder, CONTEXT), target, context=CONTEXT, profiling=profiling)
+    head = search(graph.head_graph(decoder), target, profiling=profiling)
+    costs = StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
+    costs += StepCosts.from_search(head)
+    lengths = Lengths(attended=CONTEXT, places=CONTEXT)
+    parts = step_times(block, lengths, decoder.kv_bytes_per_token(1) / decoder.layers, decoder.group)
+    parts = [*(part.scale(decoder.layers) for part in parts), *weight_times(head.graph, 1, target)]
+    bound_ns = shared_bound_ns(parts, pim_share(target))
+    held_bytes = decoder.layers * weight_row_bytes(target, block.candidates)
+    held_bytes += weight_row_bytes(target, head.candidates)
+    room = "" if held_bytes <= channel_bytes(target) else ", no room"
+    cells = (
+        *(model, pim, kind),
+        f"{costs.ns_gpu_only / 1e6:.2f}",
+        f"{costs.ns / 1e6:.2f} ({costs.ns_gpu_only / costs.ns:.2f}x)",
+        f"{1e9 / costs.ns:.0f}",
+        f"{costs.pj_gpu_only / 1e9:.0f} → {costs.pj / 1e9:.0f}",
+        f"{held_bytes / 2**30:.1f} GiB{room}",
+        f"{bound_ns / costs.ns:.0%}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Read the arguments of the command line, and do what the top of this file says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="MODELS")
+    parser.add_argument("--pims", nargs="+", default=PIMS)
+    parser.add_argument("--types", nargs="+", default=TYPES)
+    parser.add_argument("--write", action="store_true", help="write docs/language_models.md anew")
+    arguments = parser.parse_args()
+    cache = ResultCache(default_path())
+    lines = [*HEAD]
+    print(*HEAD, sep="\n", flush=True)
+    for model in arguments.models or MODELS:
+        for pim in arguments.pims:
+            for kind in arguments.types:
+                lines.append(line(model, pim, kind, Profiling(cache=cache)))
+                print(lines[-1], flush=True)
+                if arguments.write:
+                    text = replace_block(PAGE.read_text("utf-8"), "narrow", "\n".join(lines))
+                    PAGE.write_text(text, "utf-8")
+    cache.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Decoders with narrow weights: values, bytes on both devices, and tokens of an independent decoder."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from decoders import SMALL
+
+import pimflow
+from pimflow import zoo
+from pimflow.commands.generate.decoding import Lengths, place_step
+from pimflow.commands.shared.search import SearchRequest
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
+from pimflow.errors import UsageError
+from pimflow.hardware import PimSpec
+from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.lowering import ProgramRequest
+from pimflow.placement.costs.pim_runs import PimTarget
+from pimflow.simulators.pim.coverage import program_coverage
+from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.legality import program_violations_by_rule
+from pimflow.simulators.profiler import BuiltIn
+from pimflow.weight_types import WEIGHT_TYPES
+from pimflow.zoo.language import graph
+from pimflow.zoo.language.reference import ReferenceDecoder
+
+NARROW = ("newton-gddr6-narrow", "hbm-pim-narrow")
+PROMPT = "The statement is"
+
+
+def test_weights_are_quantised_once_along_their_inputs():
+    small = replace(SMALL, feed_forward=64)
+    plain, narrow = (zoo.decoder_weights(decoder) for decoder in (small, small.with_weights("q8_0")))
+    kind = WEIGHT_TYPES["q8_0"]
+    np.testing.assert_array_equal(narrow["layers.0.up.weight"], kind.round(plain["layers.0.up.weight"]))
+    np.testing.assert_array_equal(narrow["tokens.table"], kind.round(plain["tokens.table"].T).T)
+    np.testing.assert_array_equal(narrow["norm.scale"], plain["norm.scale"])
+
+
+def test_a_type_whose_blocks_do_not_fit_is_refused():
+    with pytest.raises(
+        UsageError, match=r"'tokens\.table' has 192 inputs, no whole blocks of the 256 values"
+    ):
+        pimflow.generate("tiny-lm", prompt="a", n=1, weight_type="q4_k")
+
+
+def test_a_file_keeps_its_types(tmp_path):
+    with pytest.raises(UsageError, match="--weight-type q8_0: a file keeps its own types"):
+        pimflow.generate(tmp_path / "small.gguf", prompt="a", n=1, weight_type="q8_0")
+
+
+def greedy_tokens(kind: str, n: int) -> tuple[int, ...]:
+    """Tokens of the decoder in NumPy on weights that are quantised here, not by the zoo."""
+    decoder = zoo.decoder("tiny-lm")
+    weights = zoo.decoder_weights(decoder)
+    for name, value in weights.items():
+        if value.ndim == 2:
+            is_table = name.endswith(".table")
+            rounded = WEIGHT_TYPES[kind].round(value.T if is_table else value)
+            weights[name] = rounded.T if is_table else rounded
+    reference = ReferenceDecoder(decoder, weights)
+    logits, tokens = reference.step(np.frombuffer(PROMPT.encode(), np.uint8)), []
+    while len(tokens) < n:
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize(
+    ("pim", "kind"),
+    [
+        ("newton-gddr6-narrow", "q4_0"),
+        pytest.param("newton-gddr6", "q4_0", marks=pytest.mark.long),
+        pytest.param("newton-gddr6-narrow", "fp8", marks=pytest.mark.long),
+        pytest.param("newton-gddr6-narrow", "int8", marks=pytest.mark.long),
+        pytest.param("hbm-pim-narrow", "q8_0", marks=pytest.mark.long),
+    ],
+)
+def test_tokens_are_those_of_numpy_on_the_same_weights(pim, kind):
+    system = pimflow.system(pim=pim)
+    generation = pimflow.generate("tiny-lm", prompt=PROMPT, n=6, weight_type=kind, system=system)
+    assert generation.verified and generation.timing_violations == 0 and generation.regions_on_pim
+    assert generation.tokens == greedy_tokens(kind, 6)
+    widened = "widened to fp16" in generation.weights_in_pim
+    assert widened == (pim not in NARROW) and kind in generation.weights
+
+
+def searched_head(pim: str, kind: str | None):
+    """The search result of the output layer of tiny-lm."""
+    decoder = zoo.decoder("tiny-lm")
+    decoder = decoder.with_weights(kind) if kind else decoder
+    request = SearchRequest.from_arguments(pimflow.system(pim=pim)).validate()
+    return place_step(graph.head_graph(decoder), request, Lengths(attended=1))[2]
+
+
+def test_both_devices_count_the_bytes_of_a_type():
+    results = {
+        (pim, kind): searched_head(pim, kind)
+        for pim in (NARROW[0], "newton-gddr6")
+        for kind in (None, "q4_0")
+    }
+    for (_, kind), result in results.items():
+        head = result.graph.region("head")
+        elements = 192 * 256
+        expected = elements * 2 if kind is None else elements // 32 * 18
+        assert head.geometry.weights == kind and head.geometry.filter_bytes("fp16") == expected
+    gpu_only = {kind: results["newton-gddr6", kind].baseline.latency_ns for kind in (None, "q4_0")}
+    assert gpu_only["q4_0"] < gpu_only[None]
+    assert results[NARROW[0], "q4_0"].baseline.latency_ns == gpu_only["q4_0"]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_programs_of_narrow_weights_are_legal_exact_and_right(name):
+    """On each operand: values by execution, all products once, commands by the checker, text of programs."""
+    pim = PimSpec.load(name)
+    rng = np.random.default_rng(3)
+    for operand in pim.operands:
+        kind = operand.weight_type
+        geometry = ConvGeometry(n=1, h=1, w=1, c=768, oc=70, weights=operand.weights)
+        target = PimTarget(pim=pim, channels=3, dtype="fp16", profiler=BuiltIn())
+        weights = rng.normal(size=(70, 768)).astype(np.float32)
+        if kind.rounding:
+            weights = kind.round(weights.T).T
+        x = rng.normal(size=(1, 1, 1, 768)).astype(np.float32)
+        order = target.rank_schedules(geometry, "layer")[0]
+        program = target.program(ProgramRequest("layer", geometry, order))
+        assert program.geometry.weights == operand.weights
+        assert PimProgram.from_json(program.to_json()) == program and pim.is_target_of(program)
+        assert program_coverage(program).exact and not any(program_violations_by_rule(program, pim).values())
+        y = PimDevice(program, memory_image(program, weights)).run(x)[0]
+        half_x, half_w = (a.astype(np.float16).astype(np.float64) for a in (x.ravel(), weights))
+        bound = np.abs(half_w) @ np.abs(half_x) * 768 * 2.0**-24 + np.abs(half_w @ half_x) * 2.0**-10
+        assert (np.abs(y - half_w @ half_x) <= bound + 1e-6).all()
+
+
+def test_a_column_of_narrow_weights_takes_more_bursts_of_the_vector():
+    pim = PimSpec.load(NARROW[0])
+    target = PimTarget(pim=pim, channels=1, dtype="fp16", profiler=BuiltIn())
+    wide = ConvGeometry(n=1, h=1, w=1, c=512, oc=16)
+    bursts = {}
+    for weights in (None, "q8_0", "q4_0"):
+        geometry = replace(wide, weights=weights)
+        cost = target.whole_layer_costs(geometry, "layer")[0]
+        bursts[weights] = cost.gwrite_bursts
+        assert cost.commands["COMP"] == 512 // target.device(geometry).elements_per_column("fp16")
+    assert bursts == {None: 32, "q8_0": 32, "q4_0": 32}  # 512 elements of fp16 over the bus
