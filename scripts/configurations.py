@@ -44,6 +44,7 @@ CONFIGURATIONS = {
         "copies": text(),
         "fuse": text(),
         "choices": text(),
+        "modes": text("paper"),
         "sensitivity": text(),
         "sharing": text(channels="channels as listed"),
     },
@@ -59,6 +60,12 @@ CONFIGURATIONS = {
             f"pimflow {part}": text(LISTED, LISTED, channels=PUBLISHED)
             for part in ("parts", "commands", "energy", "terms", "gains", "sizes")
         },
+    },
+    "docs/primitives.md": {"gpu-plans": text(values="fp32, batch 1")},
+    "docs/validation.md": {
+        "simulated networks": text("paper", "ramulator-pimflow"),
+        "torch": text(),
+        "torch-searched": text(),
     },
 }
 # Tables that are made of others: the page and the name of the one whose commit counts.

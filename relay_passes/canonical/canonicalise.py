@@ -13,6 +13,7 @@ from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.merge_bias import MergeBias
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
+from pimflow.relay_passes.canonical.plain_powers import PlainPowers
 from pimflow.relay_passes.canonical.plain_slices import PlainSlices
 from pimflow.relay_passes.canonical.plain_softmax import PlainSoftmax
 from pimflow.relay_passes.canonical.plane_convolutions import PlaneConvolutions
@@ -80,6 +81,7 @@ class Canonicalise:
                 RecogniseGroupNorm(),
                 FoldPadding(),
                 PlainActivations(),
+                PlainPowers(),
                 RecogniseClip(),
                 MergeBias(),
                 transform.FoldBatchnormToConv2D(),

@@ -32,9 +32,13 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
     "logical_and": np.logical_and,
     "logical_or": np.logical_or,
     "logical_not": np.logical_not,
+    "bitwise_not": np.bitwise_not,
 }
+# `FoldConstant` does not compile these; the importers' are inclusive.
+_SCANS: dict[str, Callable[..., np.ndarray]] = {"cumsum": np.cumsum, "cumprod": np.cumprod}
 _SHAPE_ONLY = ("full_like", "ones_like", "zeros_like")  # they need no values of their operand
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
+_NUMBERS = ("float32", "float64", "int32", "int64", "bool")  # NumPy converts these as kernels do
 
 
 @tvm.transform.module_pass(opt_level=0, name="EvaluateConstants")
@@ -55,10 +59,11 @@ class EvaluateConstants:
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             kind = operator(value)
-            if kind not in _EVALUATE and kind not in _MOVES:
+            is_scan = kind in _SCANS and value.attrs.axis is not None and not value.attrs.exclusive
+            if kind not in (*_EVALUATE, *_MOVES) and not is_scan and not _converts(var, value):
                 return None
             args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args]
-            operands = args[:1] if kind in _MOVES else args
+            operands = args[:1] if kind in _MOVES else args[1:] if kind == "full" else args
             arrays = [_array(a) for a in operands]
             if any(a is None for a in arrays):
                 same = all(new.same_as(old) for new, old in zip(args, value.args))
@@ -66,10 +71,14 @@ class EvaluateConstants:
             if kind == "permute_dims":
                 axes = value.attrs.axes
                 result = arrays[0].transpose(None if axes is None else [int(a) for a in axes])
-            elif kind == "broadcast_to":
+            elif kind in ("broadcast_to", "full"):
                 result = np.broadcast_to(arrays[0], shape(var))
             elif kind in _MOVES:
                 result = arrays[0].reshape(shape(var))
+            elif kind == "astype":
+                result = arrays[0]  # `constant` converts it
+            elif is_scan:
+                result = _SCANS[kind](arrays[0], int(value.attrs.axis), str(var.ty.dtype))
             else:
                 result = _EVALUATE[kind](*arrays)
             folded_constant = constant(np.asarray(result), str(var.ty.dtype))
@@ -100,6 +109,15 @@ class CompileConstants:
             if kind and (folds or not all(map(_is_tensor, (binding.var, *read)))):
                 return relax.transform.FoldConstant()(mod)
         return mod
+
+
+def _converts(var: relax.Var, value: relax.Expr) -> bool:
+    """Whether `value` fills or converts a tensor of numbers that NumPy has; never fp32 to integers."""
+    kind = operator(value)
+    if kind not in ("full", "astype") or str(var.ty.dtype) not in _NUMBERS:
+        return False
+    source = str(value.args[1 if kind == "full" else 0].ty.dtype)
+    return source in _NUMBERS and ("float" not in source or "int" not in str(var.ty.dtype))
 
 
 def _is_tensor(var: relax.Var) -> bool:

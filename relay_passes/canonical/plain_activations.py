@@ -52,19 +52,19 @@ Bindings = dict[relax.Var, relax.Expr]
 def _gelu_operand(var: relax.Var, values: Bindings, counts: dict[relax.Var, int]) -> relax.Var | None:
     """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) with its factors in any order; else None."""
     factors = _factors(var, values, counts)
-    numbers = [_number(f) for f in factors]
+    numbers = [number(f) for f in factors]
     others = [f for f, number in zip(factors, numbers) if number is None]
     scale = math.prod(number for number in numbers if number is not None)
     if len(factors) == len(others) or len(others) != 2 or not math.isclose(scale, 0.5, rel_tol=1e-6):
         return None
     for x, curve in (others, others[::-1]):
         for erf, addend in _operands(curve, "add", values, counts):
-            if _number(addend) != 1 or operator(values.get(erf)) != "erf" or counts[erf] > 1:
+            if number(addend) != 1 or operator(values.get(erf)) != "erf" or counts[erf] > 1:
                 continue
             inner = values[erf].args[0]
-            scaled = [(a, _number(b)) for a, b in _operands(inner, "multiply", values, counts)]
+            scaled = [(a, number(b)) for a, b in _operands(inner, "multiply", values, counts)]
             value = values.get(inner)
-            if operator(value) == "divide" and (divisor := _number(value.args[1])):
+            if operator(value) == "divide" and (divisor := number(value.args[1])):
                 scaled = [(value.args[0], 1 / divisor)]
             if any(a.same_as(x) and b and math.isclose(b, math.sqrt(0.5), rel_tol=1e-6) for a, b in scaled):
                 return x
@@ -103,7 +103,7 @@ def _operands(expr: relax.Expr, kind: str, values: Bindings, counts: dict[relax.
     return [(first, second), (second, first)]
 
 
-def _number(expr: relax.Expr) -> float | None:
+def number(expr: relax.Expr) -> float | None:
     """The value of a constant with one element; None for other expressions."""
     if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
         return float(expr.value.numpy().flat[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from pimflow.relay_passes.flat import operator, rebuild, shape
@@ -13,8 +14,8 @@ from pimflow.relay_passes.flat import operator, rebuild, shape
 class PlainSlices:
     """Make ``take`` at one constant index a slice: a kernel reads it in place, or it is a view.
 
-    Indices in one or two runs of neighbours are slices too: that is how exporters write a rolled axis. A
-    concatenation of one tensor is that tensor.
+    Indices in one or two runs of neighbours are slices too: that is how exporters write a rolled axis, or a
+    tensor with other strides. A concatenation of one tensor is that tensor, and equal slices are one.
 
     Rewrite: ``concat((x,)) -> x``,
     ``take(x, i, axis) -> squeeze(strided_slice(x, [axis], [i], [i + 1]), [axis])``,
@@ -25,8 +26,15 @@ class PlainSlices:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
 
+        slices: dict[tuple[relax.Var, tvm_ffi.StructuralKey], relax.Var] = {}
+
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
+            if operator(value) == "strided_slice" and isinstance(value.args[0], relax.Var):
+                key = (value.args[0], tvm_ffi.StructuralKey(relax.Tuple([*value.args[1:]])))
+                if key not in slices:
+                    slices[key] = builder.emit(value, name_hint=var.name)
+                return slices[key]
             if operator(value) == "concat" and len(getattr(value.args[0], "fields", ())) == 1:
                 return value.args[0].fields[0]
             if operator(value) != "take" or value.attrs.axis is None:
@@ -36,13 +44,15 @@ class PlainSlices:
                 return None
             dims, axis, places = shape(x), int(value.attrs.axis) % len(shape(x)), index.value.numpy()
             first = 0 if value.attrs.mode == "clip" else -dims[axis]  # PyTorch's importer counts from the end
-            if places.ndim > 1 or not places.size or places.min() < first or places.max() >= dims[axis]:
+            if not places.size or places.min() < first or places.max() >= dims[axis]:
                 return None
             runs = _runs(places.reshape(-1) % dims[axis])
-            if len(runs) > (2 if places.ndim else 1):
+            if len(runs) > (2 if places.ndim == 1 else 1):
                 return None
             parts = [
-                builder.emit(
+                x
+                if (begin, end) == (0, dims[axis])
+                else builder.emit(
                     relax.op.strided_slice(x, [axis], [begin], [end], assume_inbound=True),
                     name_hint=f"{var.name}_part",
                 )
@@ -50,7 +60,9 @@ class PlainSlices:
             ]
             if places.ndim == 0:
                 return relax.op.squeeze(parts[0], [axis])
-            return relax.op.concat(parts, axis) if len(parts) > 1 else parts[0]
+            if len(parts) > 1:
+                return relax.op.concat(parts, axis)
+            return parts[0] if places.ndim == 1 else relax.op.reshape(parts[0], shape(var))
 
         return rebuild(mod, rewrite)
 

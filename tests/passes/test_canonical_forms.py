@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from graphs import inputs, operators, outputs, run, same_bits
+from graphs import close, inputs, operators, outputs, run, same_bits
 from test_plain_activations import module
 from tvm import ir, relax
 
+from pimflow.relay_passes.canonical.evaluate_constants import EvaluateConstants
+from pimflow.relay_passes.canonical.plain_powers import PlainPowers
 from pimflow.relay_passes.canonical.plain_slices import PlainSlices
 from pimflow.relay_passes.canonical.plain_softmax import PlainSoftmax
 from pimflow.relay_passes.canonical.recognise_group_norm import RecogniseGroupNorm
@@ -157,3 +159,56 @@ def test_other_normalisations_are_left():
     is_left(
         RecogniseGroupNorm, module(lambda emit, x: group_norm(emit, x, flat=(4, 2, -1)), dims=(2, 6, 4, 4))
     )
+
+
+# --- powers, scans and slices of other exporters ---
+
+
+def test_a_norm_is_made_of_a_product_and_a_root():
+    def norm(emit, x):
+        square = emit(relax.op.power(emit(relax.op.abs(x)), relax.const(2.0, "float32")))
+        return relax.op.power(emit(relax.op.sum(square, -1, keepdims=True)), relax.const(0.5, "float32"))
+
+    before = module(norm)
+    after = PlainPowers()(before)
+    assert operators(after) == ["multiply", "sum", "sqrt"]
+    close(before, after)
+    is_left(PlainPowers, after)
+
+
+@pytest.mark.parametrize("exponent", [3.0, -0.5])
+def test_other_powers_are_left(exponent):
+    is_left(PlainPowers, module(lambda emit, x: relax.op.power(x, relax.const(exponent, "float32"))))
+
+
+def test_equal_slices_of_a_tensor_are_one():
+    def build(emit, x):
+        first, same = (emit(relax.op.strided_slice(x, [2], [0], [4], [2])) for _ in range(2))
+        return relax.op.add(
+            emit(relax.op.add(first, same)), emit(relax.op.strided_slice(x, [2], [1], [4], [2]))
+        )
+
+    before = module(build)
+    after = PlainSlices()(before)
+    assert operators(after).count("strided_slice") == 2
+    assert same_bits(before, after)
+
+
+def test_elements_in_another_shape_are_a_reshape():
+    """As PyTorch's exporter writes a tensor with other strides."""
+    before = module(lambda emit, x: relax.op.take(x, relax.const([[[0]], [[1]], [[2]]], "int64"), 1))
+    after = PlainSlices()(before)
+    assert operators(after) == ["reshape"]
+    assert same_bits(before, after)
+
+
+def test_positions_counted_over_a_constant_mask_are_a_constant():
+    def build(emit, x):
+        mask = emit(relax.op.full((4, 4), relax.const(0.0, "float32"), "float32"))
+        visible = emit(relax.op.bitwise_not(emit(relax.op.astype(mask, "bool"))))
+        return relax.op.add(x, emit(relax.op.cumsum(visible, 1, "float32")))
+
+    before = module(build)
+    after = EvaluateConstants()(before)
+    assert operators(after) == ["add"]
+    assert same_bits(before, after)

@@ -39,6 +39,31 @@ class Sampling(torch.nn.Module):
         return torch.relu(torch.nn.functional.grid_sample(x, grid, align_corners=True))
 
 
+class Turned(torch.nn.Module):
+    """A product of a permuted operand, whose weights PyTorch's decomposition repeats for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(12, 24), torch.nn.Linear(16, 32)
+
+    def forward(self, x):
+        return self.after(torch.relu(self.before(x)).transpose(1, 2))
+
+
+class Rolled(torch.nn.Module):
+    """Rolled axes, each second row twice, and rows over their norms."""
+
+    def forward(self, x):
+        y = torch.relu(torch.roll(x, (-1, 2), (1, 2)))
+        parts = [y[:, 0::2, 0::2], y[:, 1::2, 0::2], y[:, 0::2, 1::2], y[:, 1::2, 1::2]]
+        return torch.nn.functional.normalize(torch.cat(parts, -1), dim=-1)
+
+
+def lines():
+    norm = torch.nn.BatchNorm1d(8)
+    return torch.nn.Sequential(torch.nn.Conv1d(4, 8, 3), norm, torch.nn.ReLU(), torch.nn.Conv1d(8, 4, 1))
+
+
 def convolutions(norm):
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), norm, torch.nn.Conv2d(8, 4, 1))
 
@@ -48,6 +73,10 @@ CASES = {
     "causal attention": (lambda: Attention(True), ((1, 16, 32),)),
     "groups": (lambda: convolutions(torch.nn.GroupNorm(2, 8)), ((1, 3, 6, 6),)),
     "channels": (lambda: convolutions(torch.nn.InstanceNorm2d(8, affine=True)), ((1, 3, 6, 6),)),
+    "lines": (lines, ((1, 4, 24),)),
+    "a norm after a bias": (lambda: convolutions(torch.nn.BatchNorm2d(8)), ((1, 3, 6, 6),)),
+    "turned": (Turned, ((3, 16, 12),)),
+    "rolled": (Rolled, ((1, 8, 8, 16),)),
     "recurrent": (lambda: torch.nn.GRU(8, 12, 2, batch_first=True), ((1, 3, 8),)),
     "rounding": (Rounding, ((2, 8),)),
     "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
