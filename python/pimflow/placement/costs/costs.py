@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.json_form import json_form
 from pimflow.core.keywords import check_keywords
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.region import ConvGeometry, Kernel, Region
 from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
@@ -132,6 +133,7 @@ class Costs:
         self.tiling_cache: TilingCache = {}
         self.staged_runs: dict[tuple[object, ...], tuple[StagedRun, ...]] = {}
         self.non_pim_times: dict[tuple[object, ...], tuple[NonPimTimes, ...]] = {}
+        self._shared: dict[int, tuple[weakref.ref[Region], dict[Hashable, Any]]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._splits: dict[tuple[object, ...], tuple[Split, ...]] = {}
@@ -154,6 +156,22 @@ class Costs:
             costs._layers, costs._splits, costs._schedules = self._layers, self._splits, self._schedules
             costs._pim, costs._caches = self._pim, self._caches
         return costs
+
+    def region_result(self, region: Region, key: Hashable, make: Callable[[], Made]) -> Made:
+        """The result of `make` for a region and a key, which is made once as long as the region exists.
+
+        It is made anew while kernels are only requested (`batch_kernels`).
+        """
+        if self._requests is not None:
+            return make()
+        number, shared = id(region), self._shared
+        if number not in shared:
+            shared[number] = weakref.ref(region, lambda _: shared.pop(number)), {}
+        results = shared[number][1]
+        if key not in results:
+            results[key] = make()
+        result: Made = results[key]
+        return result
 
     @property
     def profilers(self) -> str:

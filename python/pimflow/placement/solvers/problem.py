@@ -1,9 +1,9 @@
 """A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
 
 Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. Groups that read
-alike share a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by the same
-rules as `solvers.plan_state` and `solvers.launches`. The evaluator uses these modules, and checks the figures
-of each plan of the search.
+alike share a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by
+the same rules as `solvers.plan_state` and `solvers.launches`. The evaluator uses these modules, and checks
+the figures of each plan of the search.
 """
 
 from __future__ import annotations
