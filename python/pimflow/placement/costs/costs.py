@@ -158,20 +158,16 @@ class Costs:
         return costs
 
     def region_result(self, region: Region, key: Hashable, make: Callable[[], Made]) -> Made:
-        """The result of `make` for a region and a key, which is made once as long as the region exists.
-
-        It is made anew while kernels are only requested (`batch_kernels`).
-        """
+        """The result of `make`, made once while the region exists; anew while kernels are only requested."""
         if self._requests is not None:
             return make()
         number, shared = id(region), self._shared
         if number not in shared:
             shared[number] = weakref.ref(region, lambda _: shared.pop(number)), {}
-        results = shared[number][1]
+        results: dict[Hashable, Made] = shared[number][1]
         if key not in results:
             results[key] = make()
-        result: Made = results[key]
-        return result
+        return results[key]
 
     @property
     def profilers(self) -> str:
@@ -291,18 +287,15 @@ class Costs:
 
     def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost of one product of attention by one schedule; raises as `attention_costs`."""
-        known_cost = next(
-            (cost for cost in self._caches.get(work.key, ()) if cost.schedule == schedule), None
-        )
-        if known_cost is not None:
-            return known_cost
+        for cost in self._caches.get(work.key, ()):
+            if cost.schedule == schedule:
+                return cost
         key = (*work.key, schedule)
         if key not in self._caches:
             cached_costs = self._read_cache([key], _parse_product_costs)
-            costs = cached_costs.get(key) or (work.cost(schedule),)
-            self._caches[key] = costs
+            self._caches[key] = cached_costs.get(key) or (work.cost(schedule),)
             if not cached_costs:
-                self._write_cache({key: costs})
+                self._write_cache({key: self._caches[key]})
         return self._caches[key][0]
 
     def kernel_cost(self, kernel: Kernel, channels: int) -> KernelCost:
