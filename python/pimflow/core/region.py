@@ -748,7 +748,7 @@ class RegionGraph:
         lifetimes = Liveness.from_steps(uses.steps, uses.size_bytes, inputs=uses.inputs, outputs=uses.outputs)
         return lifetimes.with_aliases(uses.aliases)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Hash of everything that a plan depends on: names, shapes, order. Weights do not matter."""
         attention = [region.attention for region in self.regions if region.attention is not None]

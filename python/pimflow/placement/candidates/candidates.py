@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
 from pimflow.core.liveness import Moment
@@ -22,6 +23,7 @@ from pimflow.core.rewrite import (
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import System
+from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import pim_epilogue
@@ -275,7 +277,21 @@ class CandidateGenerator:
         epilogue = pim_epilogue.require_device_epilogue(region, rewrite, self.system)
         return self._pim_candidate(region, rewrite.split(region.layer), rewrite.schedule, epilogue)
 
+    @functools.cached_property
+    def gpu_identity(self) -> str:
+        """What GPU candidates depend on of the system: not on how PIM's programs are launched."""
+        system = self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0)
+        return replace(system, launches=LAUNCHES[0]).identity
+
     def _gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
+        """`_make_gpu_candidate`, once for all searches that share the costs."""
+        return self.costs.region_result(
+            region,
+            (self.gpu_identity, channels, rewrite),
+            lambda: self._make_gpu_candidate(region, channels, rewrite),
+        )
+
+    def _make_gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
         """The GPU candidate: the operators' kernels, or those of a primitive, in sequence."""
         system, primitive = self.system, get_primitive(rewrite.primitive) if rewrite.primitive else None
         reason = primitive and (

@@ -161,6 +161,18 @@ class ChannelVariants(ChannelLayouts):
                     if place in possible and place != IN_GPU_CHANNELS
                 ),
             ]
+        if not isinstance(candidate.rewrite, GpuRewrite):
+            return self._gpu_variants(candidate)
+        generator, region = self.generator, self.generator.graph.region(candidate.covers[0])
+        placements = self.result_placements(candidate.covers[-1])
+        # The result has the candidate too: as long as it exists, no other has its number.
+        key = (generator.gpu_identity, generator.graph.digest, placements, id(candidate))
+        return generator.costs.region_result(region, key, lambda: (candidate, self._gpu_variants(candidate)))[
+            1
+        ]
+
+    def _gpu_variants(self, candidate: Candidate) -> list[Candidate]:
+        """All variants of a candidate on the GPU that takes time."""
         wide_candidate = self._wide_candidate(candidate)
         if not self.system.gpu_channels:
             return [wide_candidate, *self.l2_reuse.writeback_variants(wide_candidate)]

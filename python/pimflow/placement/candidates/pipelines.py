@@ -307,30 +307,21 @@ class _RunBounds:
         return self._fastest[region.name]
 
     def share_bound_ns(self, run: StagedRun) -> float:
-        """Approximate lower bound: a part takes a launch and its share of the region; no crossbar time."""
-        parts: dict[tuple[int, int], list[tuple[str, float]]] = {}
-        for position, (region, mode) in enumerate(zip(run.regions, run.pipeline.modes)):
-            task, height = self._task(region, mode), region.layer.oh
-            launch_ns = self._min_launch_ns(task.launch_ns)
-            for stage, (begin, end) in enumerate(run.rows[position]):
-                share = (end - begin) / height
-                parts[position, stage] = [(task.resource, launch_ns + task.execution_ns * share)]
-        return _staged_ns(run, parts)
+        """Approximate lower bound: parts take a launch and their share of the region; no device waits."""
+        busy_ns: dict[str, float] = {}
+        for region, mode, rows in zip(run.regions, run.pipeline.modes, run.rows):
+            task, computed_rows = self._task(region, mode), sum(end - begin for begin, end in rows)
+            parts_ns = len(rows) * self._min_launch_ns(task.launch_ns)
+            parts_ns += task.execution_ns * computed_rows / region.layer.oh
+            busy_ns[task.resource] = busy_ns.get(task.resource, 0.0) + parts_ns
+        return max(busy_ns.values())
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
         task_builder = self.generator.task_builder
         pim_target = self.generator.costs.pim_target
         dtype = self.generator.system.dtype
-        work = [
-            {
-                (position, stage): run.kernel(position, stage, dtype)
-                if run.pipeline.modes[position] is Mode.GPU
-                else run.products(position, stage)
-                for position, stage in run.pipeline.steps
-            }
-            for run in runs
-        ]
+        work = [run.work(dtype) for run in runs]
         distinct = dict.fromkeys(itertools.chain.from_iterable(run_work.values() for run_work in work))
         task_builder.time_kernels(work_item for work_item in distinct if isinstance(work_item, Kernel))
 

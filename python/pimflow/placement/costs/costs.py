@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from pimflow.core.candidate import Provenance
 from pimflow.core.json_form import json_form
 from pimflow.core.keywords import check_keywords
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.region import ConvGeometry, Kernel, Region
 from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
@@ -132,6 +133,7 @@ class Costs:
         self.tiling_cache: TilingCache = {}
         self.staged_runs: dict[tuple[object, ...], tuple[StagedRun, ...]] = {}
         self.non_pim_times: dict[tuple[object, ...], tuple[NonPimTimes, ...]] = {}
+        self._shared: dict[int, tuple[weakref.ref[Region], dict[Hashable, Any]]] = {}
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._splits: dict[tuple[object, ...], tuple[Split, ...]] = {}
@@ -154,6 +156,18 @@ class Costs:
             costs._layers, costs._splits, costs._schedules = self._layers, self._splits, self._schedules
             costs._pim, costs._caches = self._pim, self._caches
         return costs
+
+    def region_result(self, region: Region, key: Hashable, make: Callable[[], Made]) -> Made:
+        """The result of `make`, made once while the region exists; anew while kernels are only requested."""
+        if self._requests is not None:
+            return make()
+        number, shared = id(region), self._shared
+        if number not in shared:
+            shared[number] = weakref.ref(region, lambda _: shared.pop(number)), {}
+        results: dict[Hashable, Made] = shared[number][1]
+        if key not in results:
+            results[key] = make()
+        return results[key]
 
     @property
     def profilers(self) -> str:
@@ -273,18 +287,15 @@ class Costs:
 
     def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost of one product of attention by one schedule; raises as `attention_costs`."""
-        known_cost = next(
-            (cost for cost in self._caches.get(work.key, ()) if cost.schedule == schedule), None
-        )
-        if known_cost is not None:
-            return known_cost
+        for cost in self._caches.get(work.key, ()):
+            if cost.schedule == schedule:
+                return cost
         key = (*work.key, schedule)
         if key not in self._caches:
             cached_costs = self._read_cache([key], _parse_product_costs)
-            costs = cached_costs.get(key) or (work.cost(schedule),)
-            self._caches[key] = costs
+            self._caches[key] = cached_costs.get(key) or (work.cost(schedule),)
             if not cached_costs:
-                self._write_cache({key: costs})
+                self._write_cache({key: self._caches[key]})
         return self._caches[key][0]
 
     def kernel_cost(self, kernel: Kernel, channels: int) -> KernelCost:

@@ -96,6 +96,22 @@ class StagedRun:
             read += _operand_elements(self.regions[position - 1], (input_rows.begin, input_rows.end))
         return _kernel(region.layer, rows, dtype, read * ELEMENT_BYTES[dtype])
 
+    def work(self, dtype: str) -> dict[tuple[int, int], Kernel | ConvGeometry]:
+        """By region and stage, the GPU kernel of the part, or the `products` of PIM."""
+        if dtype not in self._work:
+            self._work[dtype] = {
+                (position, stage): self.kernel(position, stage, dtype)
+                if self.pipeline.modes[position] is Mode.GPU
+                else self.products(position, stage)
+                for position, stage in self.pipeline.steps
+            }
+        return self._work[dtype]
+
+    @functools.cached_property
+    def _work(self) -> dict[str, dict[tuple[int, int], Kernel | ConvGeometry]]:
+        """Results of `work`, for the searches that share the run."""
+        return {}
+
 
 def _operand_elements(region: Region, rows: tuple[int, int]) -> int:
     """Elements of other tensors that the epilogue reads for some rows."""

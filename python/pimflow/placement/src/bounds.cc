@@ -59,7 +59,7 @@ void LabelSearch::PrepareBounds() {
   load_bounds_.assign(criteria_, std::vector<std::vector<double>>(positions_ + 1));
   group_end_bounds_.assign(criteria_, std::vector<double>(groups * kFlagSets, 0));
   segment_bounds_.resize(segments_.size());
-  lookaheads_.resize(positions_ + 1);
+  group_classes_.resize(positions_), lookaheads_.resize(positions_ + 1);
   for (int s = static_cast<int>(segments_.size()) - 1; s >= 0; --s) PrepareSegment(s);
 }
 

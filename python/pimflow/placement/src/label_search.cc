@@ -360,16 +360,11 @@ void LabelSearch::ExpandBucket(int position, const Bucket& bucket) {
 }
 
 /*! \brief When the inputs of a group are ready that its tasks wait for, and those that only its result waits for. */
-LabelSearch::InputTimes LabelSearch::FindInputTimes(const Bucket& bucket, const double* row,
-                                                    const GroupExpansion& expansion) const {
-  const int number = expansion.group.number;
+LabelSearch::InputTimes LabelSearch::FindInputTimes(const double* row, const GroupExpansion& expansion) const {
   InputTimes inputs{0, 0};
-  for (int i = 0; i < bucket.slots; ++i) {
-    const LiveResult& result = live_[bucket.key[1 + i]];
-    if (result.position != bucket.position || result.by_group.empty() || !result.by_group[number].reads) continue;
-    double& ready_ns =
-        expansion.transition.is_late && result.by_group[number].is_late ? inputs.late_ns : inputs.begin_ns;
-    ready_ns = std::max(ready_ns, row[resources_ + 1 + i]);
+  for (const auto& [slot, is_late] : expansion.transition.operand_slots) {
+    double& ready_ns = is_late && expansion.transition.is_late ? inputs.late_ns : inputs.begin_ns;
+    ready_ns = std::max(ready_ns, row[resources_ + 1 + slot]);
   }
   inputs.late_ns = std::max(inputs.late_ns, inputs.begin_ns);
   return inputs;
@@ -394,7 +389,7 @@ void LabelSearch::ExpandLabel(const Bucket& bucket, size_t label, GroupExpansion
   const double* x = &bucket.rows[label * bucket.width];
   const double *hidden_ns = x + resources_ + 1 + bucket.slots, *sums = x + bucket.width - criteria_;
   double free_ns[kMaxResources], transformed_free_ns[kMaxResources], launches_ns[kMaxTasks];
-  auto [begin_ns, late_ns] = FindInputTimes(bucket, x, expansion);
+  auto [begin_ns, late_ns] = FindInputTimes(x, expansion);
   std::copy_n(x, resources_, transformed_free_ns);
   if (transition.transform_ns > 0) {
     begin_ns = std::max(begin_ns, transformed_free_ns[group.reading->transform_resource]) + transition.transform_ns;

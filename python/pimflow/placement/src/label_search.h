@@ -123,6 +123,15 @@ class LabelSearch {
     std::vector<ExpandedCandidate> candidates;
     std::vector<double> lower_bounds, load_bounds;
   };
+  /*! \brief Groups of a position that the lookahead knows apart by their costs alone. */
+  struct GroupClass {
+    /*! \brief By criterion, lower bounds of the groups, what follows the segment included; of that alone; and loads. */
+    struct Bounds {
+      std::vector<double> lower_bounds, end_bounds, load_bounds;
+    };
+    std::vector<const Group*> groups;
+    std::unordered_map<uint64_t, Bounds> bounds;  // by deferred epilogues and flags
+  };
   /*! \brief The positions up to and with a narrow one; by criterion the mixes of resources with the best bounds. */
   struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
   /*! \brief By criterion, lower bounds from each slot to the end, and for each mix of the segment. */
@@ -133,6 +142,7 @@ class LabelSearch {
   struct GroupTransition {
     Key key;
     std::vector<int> source_slots;  // by slot of the new key, that of the old key; -1: of the group
+    std::vector<std::pair<int, bool>> operand_slots;  // of the old key, and whether the operand may be late
     double transform_ns, transform_pj;
     uint32_t deferred;
     bool is_late;
@@ -178,7 +188,9 @@ class LabelSearch {
   void SetLoadBounds(const Group& group, Expansion& expansion) const;
   bool FitsAnyFuture(int position, const double* peaks) const;
   int Horizon(int position) const;                             // lookahead.cc
-  BucketBounds LookaheadBounds(int position, const Key& key);  // lookahead.cc
+  std::vector<GroupClass>& FindClasses(int position);
+  const GroupClass::Bounds& FindClassBounds(GroupClass& group_class, uint32_t flags, uint32_t deferred);
+  BucketBounds LookaheadBounds(int position, const Key& key);
   BucketBounds TableBounds(int position, const Bucket& bucket) const;
   /*! \brief Whether a plan may contain a group. */
   bool CanComplete(const Group& group, int k) const { return sum_bounds_[k][group.end] < kInfinite; }
@@ -212,7 +224,7 @@ class LabelSearch {
   bool MakeTransition(const Bucket& bucket, const Group& group, GroupTransition& transition);
   void ExpandBucket(int position, const Bucket& bucket);
   void ExpandLabel(const Bucket& bucket, size_t label, GroupExpansion& expansion);
-  InputTimes FindInputTimes(const Bucket& bucket, const double* row, const GroupExpansion& expansion) const;
+  InputTimes FindInputTimes(const double* row, const GroupExpansion& expansion) const;
   Bucket& FindTarget(GroupExpansion& expansion, const ExpandedCandidate& expanded, bool is_awaited);
   void AppendResultTimes(const Bucket& bucket, const double* x, const GroupExpansion& expansion, double end_ns);
   void AppendQueues(const double* hidden_ns, const ExpandedCandidate& expanded, bool follows, bool is_awaited);
@@ -243,6 +255,7 @@ class LabelSearch {
   std::vector<std::vector<double>> mixes_;          // of resources, as weights that sum to 1
   std::vector<Segment> segments_;
   std::vector<int> position_segments_;  // by position
+  std::vector<std::vector<GroupClass>> group_classes_;  // by position
   std::vector<std::shared_ptr<Lookahead>> lookaheads_;  // by horizon
   // By criterion, lower bounds: from a position on, for each mix of its segment; after a group that ends a segment,
   // for each of the flags before it; and after narrow positions, by flags and result.

@@ -67,6 +67,7 @@ ResultId LiveResults::Intern(LiveResult result) {
   for (size_t g = 0; g < result.by_group.size(); ++g) {
     const Access& access = result.by_group[g];
     if (access.reads) shape.groups.emplace_back(static_cast<int>(g), access.is_late);
+    shape.is_late |= access.reads && access.is_late;
     result.restricts |= access.reads && !access.is_possible;
   }
   if (shape.groups.empty()) {

@@ -44,6 +44,7 @@ struct LiveResult {
 struct ReadShape {
   int position, next;
   std::vector<std::pair<int, bool>> groups;
+  bool is_late = false;  // for some of them
 };
 
 class LiveResults {

@@ -3,6 +3,8 @@
  * \brief Stronger lower bounds of the labels of a bucket: chains of results and loads over the next positions.
  */
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -51,7 +53,7 @@ class LabelSearch::Lookahead {
       own_ = Table(last_read_ + 1 - begin_, segment_.mixes[k_].size());
       for (int u = last_read_; u > position; --u) AddPosition(u);
       const uint32_t flags = key[0] & (kFlagSets - 1);
-      for (const Group& group : search_.problem_.groups[position]) AddGroup(group, flags, flags);
+      for (GroupClass& group_class : search_.FindClasses(position)) AddClass(group_class, flags, flags);
       bounds.tails.emplace_back();
       for (size_t i = 1; i < key.size(); ++i) {
         const int shape = search_.live_[key[i]].shape;
@@ -80,12 +82,6 @@ class LabelSearch::Lookahead {
     size_t mixes = 0;
     std::vector<double> result_tails, begin_tails, late_tails, loads;
   };
-  /*! \brief What a group does with the results that it reads. */
-  struct Reading {
-    double transform_ns, transform_pj;
-    uint32_t deferred;  // epilogues that it does for sure
-  };
-
   Table& TableAt(int position) { return position <= last_read_ ? own_ : shared_[k_]; }
 
   double* Loads(int position, uint32_t flags) {
@@ -110,7 +106,7 @@ class LabelSearch::Lookahead {
 
   void AddPosition(int u) {
     if (u + 1 < segment_.end) TableAt(u).result_tails[u - begin_] = ReaderTail(search_.live_.ResultShape(u));
-    for (const Group& group : search_.problem_.groups[u]) AddGroup(group, 0, kFlagSets - 1);
+    for (GroupClass& group_class : search_.FindClasses(u)) AddClass(group_class, 0, kFlagSets - 1);
   }
 
   /*! \brief A lower bound from a result on, by those of its readers that every plan contains. */
@@ -120,51 +116,49 @@ class LabelSearch::Lookahead {
       const ReadShape& read = search_.live_.Shape(shape);
       const size_t groups = search_.problem_.groups[read.position].size();
       if (search_.is_straddled_[read.position] || read.groups.size() < groups) continue;
-      bool is_late = false;
-      for (const auto& group : read.groups) is_late |= group.second;
       const Table& table = TableAt(read.position);
-      max_tail = std::max(max_tail, (is_late ? table.late_tails : table.begin_tails)[read.position - begin_]);
+      max_tail = std::max(max_tail, (read.is_late ? table.late_tails : table.begin_tails)[read.position - begin_]);
     }
     return max_tail;
   }
 
-  /*! \brief Add a group in the states with flags from `first_flags` to `last_flags`. */
-  void AddGroup(const Group& group, uint32_t first_flags, uint32_t last_flags) {
-    if (!group.is_possible || !search_.CanComplete(group, k_)) return;
-    Reading reading{group.reading->transform_ns, group.reading->transform_pj, 0};
+  /*! \brief Add groups in the states with flags from `first_flags` to `last_flags`. */
+  void AddClass(GroupClass& group_class, uint32_t first_flags, uint32_t last_flags) {
+    const Group& group = *group_class.groups[0];
+    if (!search_.CanComplete(group, k_)) return;
+    double transform_ns = group.reading->transform_ns, transform_pj = group.reading->transform_pj;
+    uint32_t deferred = 0;  // epilogues that it does for sure
     for (const auto& [result, is_deferred] : reads_[group.begin - begin_]) {
       const Access& access = result->by_group[group.number];
       if (!access.reads) continue;
       if (!access.is_possible) return;
-      reading.transform_ns += access.ns, reading.transform_pj += access.pj;
-      if (is_deferred && access.deferred >= 0) reading.deferred |= 1u << access.deferred;
+      transform_ns += access.ns, transform_pj += access.pj;
+      if (is_deferred && access.deferred >= 0) deferred |= 1u << access.deferred;
     }
-    for (uint32_t flags = first_flags; flags <= last_flags; ++flags) AddFlags(group, reading, flags);
+    const Criterion& criterion = search_.query_.criteria[k_];
+    const double sum = search_.SumBoundChange(group, k_) + criterion.per_pj * transform_pj;
+    const double transform = criterion.per_ns * transform_ns;
+    for (uint32_t flags = first_flags; flags <= last_flags; ++flags) {
+      const GroupClass::Bounds& bounds = search_.FindClassBounds(group_class, flags, deferred);
+      if (bounds.lower_bounds[k_] < kInfinite) AddBounds(group, bounds, flags, sum, transform);
+    }
   }
 
-  /*! \brief Add a group in a state with `flags`. */
-  void AddFlags(const Group& group, const Reading& reading, uint32_t flags) {
-    const Expansion& expansion =
-        search_.FindExpansion(group, search_.MakePredecessorState(group, flags, reading.deferred));
-    if (expansion.candidates.empty()) return;
-    const Criterion& criterion = search_.query_.criteria[k_];
-    const double sum = search_.SumBoundChange(group, k_) + criterion.per_pj * reading.transform_pj;
-    const double transform = criterion.per_ns * reading.transform_ns;
-    const bool ends_segment = group.end == segment_.end;
-    const double end_bound = ends_segment ? search_.group_end_bounds_[k_][group.id * kFlagSets + flags] : 0;
-    const double tail = ends_segment       ? end_bound
-                        : group.end > end_ ? search_.tail_bounds_[k_][search_.live_.ResultShape(group.end - 1)]
-                                           : TableAt(group.end - 1).result_tails[group.end - 1 - begin_];
+  /*! \brief Add groups like `group` in a state with `flags`: their `bounds` beside `sum` and the `transform`. */
+  void AddBounds(const Group& group, const GroupClass::Bounds& bounds, uint32_t flags, double sum, double transform) {
+    const double tail = group.end == segment_.end ? 0
+                        : group.end > end_        ? search_.tail_bounds_[k_][search_.live_.ResultShape(group.end - 1)]
+                                                  : TableAt(group.end - 1).result_tails[group.end - 1 - begin_];
     Table& table = TableAt(group.begin);
     double &begin_tail = table.begin_tails[group.begin - begin_], &late_tail = table.late_tails[group.begin - begin_];
-    begin_tail = std::min(begin_tail, transform + expansion.lower_bounds[k_] + sum + tail);
-    late_tail = std::min(late_tail, tail);
-    const double* next = group.end < end_ ? Loads(group.end, search_.NextFlags(group, flags) % kFlagSets)
-                         : ends_segment   ? nullptr
-                                          : search_.load_bounds_[k_][group.end].data();
+    begin_tail = std::min(begin_tail, transform + bounds.lower_bounds[k_] + sum + tail);
+    late_tail = std::min(late_tail, bounds.end_bounds[k_] + tail);
+    const double* next = group.end < end_            ? Loads(group.end, search_.NextFlags(group, flags) % kFlagSets)
+                         : group.end == segment_.end ? nullptr
+                                                     : search_.load_bounds_[k_][group.end].data();
     double* loads = Loads(group.begin, flags);
     for (size_t i = 0; i < table.mixes; ++i) {
-      double load = sum + expansion.load_bounds[first_load_bound_ + i] + (next ? next[i] : end_bound);
+      double load = sum + bounds.load_bounds[first_load_bound_ + i] + (next ? next[i] : 0);
       if (group.reading->transform_resource >= 0) {
         load += transform * search_.mixes_[segment_.mixes[k_][i]][group.reading->transform_resource];
       }
@@ -184,6 +178,49 @@ class LabelSearch::Lookahead {
   std::vector<Table> shared_;  // by criterion
   Table own_;                  // of the state, up to its last reader
 };
+
+/*! \brief The groups that begin at a position, by class. */
+std::vector<LabelSearch::GroupClass>& LabelSearch::FindClasses(int position) {
+  std::vector<GroupClass>& classes = group_classes_[position];
+  if (!classes.empty()) return classes;
+  const auto key = [](const Group& group) {
+    return std::make_tuple(group.reading, group.end, group.continues, group.required_mode, group.final_mode,
+                           group.keeps_submission_open);
+  };
+  std::map<decltype(key(problem_.groups[position][0])), size_t> numbers;
+  for (const Group& group : problem_.groups[position]) {
+    if (!group.is_possible) continue;
+    const auto [entry, is_new] = numbers.emplace(key(group), classes.size());
+    if (is_new) classes.emplace_back();
+    classes[entry->second].groups.push_back(&group);
+  }
+  return classes;
+}
+
+/*! \brief Bounds of the groups of a class with some deferred epilogues, in a state with `flags`. */
+const LabelSearch::GroupClass::Bounds& LabelSearch::FindClassBounds(GroupClass& group_class, uint32_t flags,
+                                                                    uint32_t deferred) {
+  const auto [entry, is_new] = group_class.bounds.try_emplace(uint64_t(deferred) * kFlagSets + flags);
+  GroupClass::Bounds& bounds = entry->second;
+  if (!is_new) return bounds;
+  bounds.lower_bounds.assign(criteria_, kInfinite), bounds.end_bounds.assign(criteria_, kInfinite);
+  const Segment& segment = segments_[position_segments_[group_class.groups[0]->begin]];
+  for (const Group* group : group_class.groups) {
+    const Expansion& expansion = FindExpansion(*group, MakePredecessorState(*group, flags, deferred));
+    if (expansion.candidates.empty()) continue;
+    bounds.load_bounds.resize(expansion.load_bounds.size(), kInfinite);
+    size_t i = 0;
+    for (int k = 0; k < criteria_; ++k) {
+      const double end_bound = group->end == segment.end ? group_end_bounds_[k][group->id * kFlagSets + flags] : 0;
+      bounds.lower_bounds[k] = std::min(bounds.lower_bounds[k], expansion.lower_bounds[k] + end_bound);
+      bounds.end_bounds[k] = std::min(bounds.end_bounds[k], end_bound);
+      for (const size_t end = i + segment.mixes[k].size(); i < end; ++i) {
+        bounds.load_bounds[i] = std::min(bounds.load_bounds[i], expansion.load_bounds[i] + end_bound);
+      }
+    }
+  }
+  return bounds;
+}
 
 LabelSearch::BucketBounds LabelSearch::LookaheadBounds(int position, const Key& key) {
   const int end = Horizon(position);

@@ -38,7 +38,10 @@ class LabelSearch::TransitionBuilder {
   void AddSlot(int slot, ResultId id) {
     const LiveResult& result = search_.live_[id];
     const Access* access = FindAccess(result, group_);
-    if (access) transition_.transform_ns += access->ns, transition_.transform_pj += access->pj;
+    if (access) {
+      transition_.transform_ns += access->ns, transition_.transform_pj += access->pj;
+      transition_.operand_slots.emplace_back(slot, access->is_late);
+    }
     const bool fuses_deferred = access && result.deferral && access->deferred >= 0;
     if (search_.pools_) AddSlotBytes(slot, result, access, fuses_deferred);
     if (fuses_deferred) {
