@@ -61,6 +61,7 @@ def modules() -> dict[str, Callable]:
             return self.module(*[x] * self.repeats)[0]
 
     def convolutions(dimensions: int, **options) -> nn.Module:
+        """Two layers with an activation between them."""
         layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
         return nn.Sequential(
             layer(16, 64, 3, padding=1, **options), nn.ReLU(), layer(64, 64, 3, padding=1, **options)
@@ -265,7 +266,7 @@ def table(results: dict[str, dict[str, DoorOutcome]]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def searched_table(results: dict[str, dict[str, DoorOutcome]]) -> str:
+def time_table(results: dict[str, dict[str, DoorOutcome]]) -> str:
     """A Markdown table of the times of both files, and how many differ by more than a hundredth."""
     lines = [
         "| architecture | ms from ONNX, GPU → plan | from .pt2, GPU → plan | difference |",
@@ -335,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store(args.outcomes, name, results[name])
         reasons = [f"{door}: {result.kind}: {result.reason}" for door, result in results[name].items()]
         print(name, *reasons, sep="\n    ", file=sys.stderr, flush=True)
-    text = (searched_table if args.searched else table)(results)
+    text = (time_table if args.searched else table)(results)
     print(text)
     if args.update:
         page = args.update.read_text(encoding="utf-8")

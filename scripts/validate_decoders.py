@@ -48,7 +48,7 @@ class MeasuredProduct:
         return self.modelled_us / self.measured_us - 1
 
 
-def measured_rows(steps: bool) -> list[dict[str, str]]:
+def read_rows(steps: bool) -> list[dict[str, str]]:
     """The rows of `DATA`: of whole steps, or of products."""
     with DATA.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file)]
@@ -58,7 +58,7 @@ def measured_rows(steps: bool) -> list[dict[str, str]]:
 def products() -> list[MeasuredProduct]:
     """Every measured product beside the model's time."""
     results = []
-    for row in measured_rows(steps=False):
+    for row in read_rows(steps=False):
         gpu = GpuSpec.load(row["gpu"])
         tokens, reduction, outputs = (int(row[name]) for name in ("tokens", "reduction", "outputs"))
         kernel = convolution_kernel(ConvGeometry(n=tokens, h=1, w=1, c=reduction, oc=outputs), DTYPE)
@@ -100,7 +100,7 @@ def product_table(results: Sequence[MeasuredProduct]) -> str:
 def step_table() -> str:
     """Steps over 1024 tokens that ran as a CUDA graph, beside the model with and without launches."""
     lines = ["| GPU | step | measured, us | model, us | without launches, us |", "|---|---|---:|---:|---:|"]
-    for row in measured_rows(steps=True):
+    for row in read_rows(steps=True):
         decoder = zoo.decoder(row["model"])
         network = graph.block_graph if row["product"].startswith("block") else graph.step_graph
         times_us = []

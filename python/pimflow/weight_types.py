@@ -84,14 +84,14 @@ def _bfloat16(values: np.ndarray) -> np.ndarray:
 _FP8_MAX, _FP8_MIN_EXPONENT, _FP8_FRACTION_BITS = 448.0, -6, 3  # OCP 8-bit floating point, E4M3
 
 
-def _scaled_fp8(values: np.ndarray) -> np.ndarray:
+def _fp8(values: np.ndarray) -> np.ndarray:
     scale = np.abs(values).max(axis=0) / np.float32(_FP8_MAX)
     ratios = np.clip(_ratios(values, scale), -_FP8_MAX, _FP8_MAX)
     exponents = np.maximum(np.frexp(ratios)[1] - 1, _FP8_MIN_EXPONENT) - _FP8_FRACTION_BITS
     return np.ldexp(np.rint(np.ldexp(ratios, -exponents)), exponents) * scale
 
 
-def _scaled_int8(values: np.ndarray) -> np.ndarray:
+def _int8(values: np.ndarray) -> np.ndarray:
     scale = np.abs(values).max(axis=0) / np.float32(127)
     return np.clip(np.rint(_ratios(values, scale)), -127, 127) * scale
 
@@ -142,8 +142,8 @@ def _round_away(values: np.ndarray) -> np.ndarray:
 _TYPES = (
     WeightType(name="fp16", bits=16, rounding=_half),
     WeightType(name="bf16", bits=16, rounding=_bfloat16),
-    WeightType(name="fp8", bits=8, block=0, scale_bytes=4, rounding=_scaled_fp8),
-    WeightType(name="int8", bits=8, block=0, scale_bytes=4, rounding=_scaled_int8),
+    WeightType(name="fp8", bits=8, block=0, scale_bytes=4, rounding=_fp8),
+    WeightType(name="int8", bits=8, block=0, scale_bytes=4, rounding=_int8),
     WeightType(name="q8_0", bits=8, block=32, scale_bytes=2, rounding=_q8_0),
     WeightType(name="q4_0", bits=4, block=32, scale_bytes=2, rounding=_q4_0),
     WeightType(name="q4_k", bits=4, block=256, scale_bytes=16, rounding=_q4_k),

@@ -21,7 +21,7 @@ Digits = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operand:
+class AttentionOperand:
     """A tensor as attention reads it.
 
     Attributes
@@ -52,7 +52,7 @@ class Operand:
 
 
 def constant_scale(value: relax.Expr) -> tuple[relax.Var, float] | None:
-    """Operand and factor of a multiplication or division by one constant; None for other operators."""
+    """AttentionOperand and factor of a multiplication or division by one constant; None for other operators."""
     kind = operator(value)
     if kind not in ("multiply", "divide"):
         return None
@@ -72,9 +72,9 @@ def scalar(expr: relax.Expr) -> float | None:
     return float(expr.value.numpy().reshape(()))
 
 
-def query_operand(var: relax.Var, values: Values) -> Operand:
+def query_operand(var: relax.Var, values: Values) -> AttentionOperand:
     """The earliest tensor from which `var` comes with its elements in the same order."""
-    operand = Operand(var=var, dims=shape(var))
+    operand = AttentionOperand(var=var, dims=shape(var))
     for point, places in _source_chain(var, values):
         if places is not None and _merge_digits(places) == _merge_digits([[(math.prod(point.dims), 1)]]):
             operand = point
@@ -89,7 +89,7 @@ def cache_operand(
     heads_per_matrix: int,
     transposed: bool,
     folded: bool = True,
-) -> Operand | None:
+) -> AttentionOperand | None:
     """The cache of keys or values [batch, kv_heads, keys, size] that a product reads as `var`; None if none.
 
     Parameters
@@ -108,7 +108,7 @@ def cache_operand(
     count = math.prod(matrices)
     operand = None
     if tuple(matrix_dims) == matrices:
-        operand = Operand(var=var, dims=(1, count, rows, columns), transposed=transposed)
+        operand = AttentionOperand(var=var, dims=(1, count, rows, columns), transposed=transposed)
     for point, places in _source_chain(var, values) if folded else ():
         *lead, point_keys, point_size = (*(1,) * (4 - len(point.dims)), *point.dims)
         if places is None or len(lead) != 2 or (point_keys, point_size) != (keys, size):
@@ -124,19 +124,19 @@ def cache_operand(
     return operand
 
 
-def _source_chain(var: relax.Var, values: Values) -> list[tuple[Operand, list[Digits] | None]]:
+def _source_chain(var: relax.Var, values: Values) -> list[tuple[AttentionOperand, list[Digits] | None]]:
     """`var` and the tensors from which moves make it, last first, with their digits along the axes of `var`.
 
     None in place of the digits where the elements do not lie in strides.
     """
     moves: list[relax.Var] = []
-    points = [(Operand(var=var, dims=shape(var)), _places(var, moves, values))]
+    points = [(AttentionOperand(var=var, dims=shape(var)), _places(var, moves, values))]
     scale = 1.0
     while (source := _source(values.get(var))) is not None:
         moves.insert(0, var)
         scale *= source[1]
         var = source[0]
-        points.append((Operand(var=var, dims=shape(var), scale=scale), _places(var, moves, values)))
+        points.append((AttentionOperand(var=var, dims=shape(var), scale=scale), _places(var, moves, values)))
     return points
 
 

@@ -85,7 +85,7 @@ class PlaneConvolutions:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        padded = _padded_inputs(mod)
+        padded = _padding_vars(mod)
         if padded is None:
             return mod
         twins: dict[relax.Var, _Twin] = {}
@@ -93,11 +93,11 @@ class PlaneConvolutions:
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
             if operator(value) == "squeeze":
-                return _squeezed(builder, var, value, twins)
+                return _line_of_plane(builder, var, value, twins)
             if operator(value) == "expand_dims":
-                return _expanded(value, twins)
+                return _plane_of_line(value, twins)
             if isinstance(value, relax.TupleGetItem):
-                return _normalised(builder, value, twins)
+                return _plane_element(builder, value, twins)
             if operator(value) == "nn.batch_norm":
                 return _batch_norm(builder, var, value, twins)
             form = _form(value, twins, lift=var in padded)
@@ -112,7 +112,7 @@ class PlaneConvolutions:
         return rebuild(mod, rewrite)
 
 
-def _padded_inputs(mod: tvm.IRModule) -> set[relax.Var] | None:
+def _padding_vars(mod: tvm.IRModule) -> set[relax.Var] | None:
     """Variables of padding in front of convolutions to be lifted; None if there is no such convolution."""
     values = {binding.var: binding.value for binding in main_bindings(mod)}
     lifted = [value for value in values.values() if _convolution_form(value)]
@@ -243,7 +243,7 @@ def _convolution(value: relax.Call, x: relax.Var, form: _Planes) -> relax.Call:
     return relax.op.nn.conv2d(x, filters, *places, of_planes(dilation, 1), int(attrs.groups))
 
 
-def _squeezed(
+def _line_of_plane(
     builder: relax.BlockBuilder, var: relax.Var, value: relax.Call, twins: dict[relax.Var, _Twin]
 ) -> relax.Expr | None:
     """A plane of height 1 as a line, which importers make of pools along lines."""
@@ -256,7 +256,7 @@ def _squeezed(
     return line
 
 
-def _expanded(value: relax.Call, twins: dict[relax.Var, _Twin]) -> relax.Expr | None:
+def _plane_of_line(value: relax.Call, twins: dict[relax.Var, _Twin]) -> relax.Expr | None:
     """The plane that a line is, if it exists; None if it does not."""
     twin = twins.get(value.args[0])
     axes = [int(axis) % (len(shape(value.args[0])) + 1) for axis in value.attrs.axis]
@@ -278,7 +278,7 @@ def _batch_norm(
     return relax.Tuple([tensor, *(builder.emit(relax.TupleGetItem(results, index)) for index in (1, 2))])
 
 
-def _normalised(
+def _plane_element(
     builder: relax.BlockBuilder, value: relax.TupleGetItem, twins: dict[relax.Var, _Twin]
 ) -> relax.Expr | None:
     """The element of a tuple, if it also exists in planes; else None."""

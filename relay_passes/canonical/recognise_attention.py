@@ -24,7 +24,7 @@ from pimflow.relay_passes.canonical.attention_masks import (
     with_constant_masks,
 )
 from pimflow.relay_passes.canonical.attention_operands import (
-    Operand,
+    AttentionOperand,
     Values,
     cache_operand,
     constant_scale,
@@ -88,7 +88,7 @@ class _AttentionMatch:
     """
 
     attention: Attention
-    operands: tuple[Operand, Operand, Operand]
+    operands: tuple[AttentionOperand, AttentionOperand, AttentionOperand]
     masks: tuple[MaskTerm, ...]
     guarded: bool
 
@@ -251,7 +251,7 @@ class _AttentionFinder:
         return None
 
     def _softcap(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
-        """Operand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
+        """AttentionOperand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
         curve, cap = self._sole(scaled[0]), scaled[1]
         inner = constant_scale(self._sole(curve.args[0])) if operator(curve) == "tanh" else None
         return (
@@ -299,10 +299,10 @@ def _keeps_order(value: relax.Expr) -> bool:
     return _same_elements(value)
 
 
-def _with_shape(operand: Operand, required_dims: tuple[int, ...]) -> Operand:
+def _with_shape(operand: AttentionOperand, required_dims: tuple[int, ...]) -> AttentionOperand:
     """`operand` reshaped so that its shape after the transpose is `required_dims`."""
     dims = (*required_dims[:2], required_dims[3], required_dims[2]) if operand.transposed else required_dims
-    return Operand(var=operand.var, dims=dims, transposed=operand.transposed)
+    return AttentionOperand(var=operand.var, dims=dims, transposed=operand.transposed)
 
 
 def _broadcastable_mask(

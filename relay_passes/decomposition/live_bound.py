@@ -52,7 +52,7 @@ class LiveBound:
         """Whether `var`, one of `results`, is read by `reader` alone, and has its shape."""
         return self._counts[var] == 1 and var in results and shape(var) == shape(reader)
 
-    def joined(self, parts: list[relax.Var]) -> int:
+    def concat_elements(self, parts: list[relax.Var]) -> int:
         """Elements that are live where `parts` are concatenated."""
         return sum(math.prod(shape(part)) for part in dict.fromkeys(parts) if part in self._results)
 

@@ -99,7 +99,7 @@ def split_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 def unsplit_elements(mod: tvm.IRModule) -> dict[str, int]:
     """By `split_sites`, a lower bound of the elements that are live where its parts are concatenated."""
     bound = LiveBound(mod)
-    return {site.name: bound.joined(site.parts) for site in _sites(mod)}
+    return {site.name: bound.concat_elements(site.parts) for site in _sites(mod)}
 
 
 def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:

@@ -107,13 +107,13 @@ def _operator_count(source: tvm_ffi.StructuralKey) -> _OperationCount:
     """Operations of a function of one operator; equal functions are lowered once."""
     count = _OperationCount()
     module = relax.transform.Normalize()(tvm.IRModule({"main": source.key}))
-    for _, function in _legalised(module).functions_items():
+    for _, function in _kernel_module(module).functions_items():
         if isinstance(function, tirx.PrimFunc):
             count.add(function.body)
     return count
 
 
-def _legalised(module: tvm.IRModule) -> tvm.IRModule:
+def _kernel_module(module: tvm.IRModule) -> tvm.IRModule:
     """The kernels of `module`: TVM's, or ours where it has none, as for extremes of bool."""
     with stderr.hidden():
         try:

@@ -59,6 +59,7 @@ class ScheduleCpu:
         self.cache = cache
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
         cache = self.cache
 
         def schedule(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -3,7 +3,7 @@
 from statistics import median
 
 import pytest
-from validate_decoders import measured_rows, products
+from validate_decoders import products, read_rows
 
 from pimflow.hardware import GpuSpec
 
@@ -21,5 +21,5 @@ def test_no_card_reads_weights_faster_than_its_peak():
 
 
 def test_every_row_has_a_preset_and_a_source():
-    for row in measured_rows(steps=True) + measured_rows(steps=False):
+    for row in read_rows(steps=True) + read_rows(steps=False):
         assert GpuSpec.load(row["gpu"]).name == row["gpu"] and row["source"]

@@ -197,10 +197,12 @@ class _SkipAlternatives:
             best = min(best, all_copied, key=lambda alternative: alternative.cost)
 
         def with_sites(alternative: _SkipAlternative, sites: Sequence[str]) -> _SkipAlternative:
+            """The alternative that splits at `sites` alone."""
             transformation = alternative.transformation if sites else ""
             return self._rewrite(alternative.copies, transformation, sites, alternative.cost[0])
 
         def with_copies(alternative: _SkipAlternative, copies: Sequence[Skip]) -> _SkipAlternative:
+            """The alternative that copies `copies` alone."""
             names, sites = alternative.transformation, alternative.sites
             return self._rewrite(copies, names, sites, alternative.cost[0])
 

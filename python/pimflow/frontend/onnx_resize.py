@@ -205,7 +205,7 @@ def _half_pixel(size: int, count: int, factor: float) -> np.ndarray:
     return (_numbers(count) + np.float32(0.5)) / np.float32(factor) - np.float32(0.5)
 
 
-def _centred(size: int, count: int, factor: float) -> np.ndarray:
+def _about_centre(size: int, count: int, factor: float) -> np.ndarray:
     """Places if the axis is scaled about its centre."""
     offset = size / 2 * (1 - count / (size * factor))
     return np.float32(offset) + _half_pixel(size, count, factor)
@@ -213,7 +213,7 @@ def _centred(size: int, count: int, factor: float) -> np.ndarray:
 
 _PLACES: dict[bytes, Callable[[int, int, float], np.ndarray]] = {  # by `coordinate_transformation_mode`
     _ALIGNED: lambda size, count, factor: _numbers(count) * np.float32((size - 1) / max(1, count - 1)),
-    _SYMMETRIC: _centred,
+    _SYMMETRIC: _about_centre,
     b"asymmetric": lambda size, count, factor: _numbers(count) / np.float32(factor),
     b"half_pixel": _half_pixel,
     b"pytorch_half_pixel": lambda size, count, factor: (

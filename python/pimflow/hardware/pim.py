@@ -253,8 +253,8 @@ class PimSpec:
         """The device of the table of a TOML file, with the name `stem`; it keeps to `device_rules`."""
         where = f"pim '{stem}'"
         table = dict(table)
-        rules = _listed(Constraint, table.pop("constraints", None), where, "constraints")
-        operands = _listed(Operand, table.pop("operands", []), where, "operands")
+        rules = _read_list(Constraint, table.pop("constraints", None), where, "constraints")
+        operands = _read_list(Operand, table.pop("operands", []), where, "operands")
         if "weights" in table:
             raise SpecError(
                 f"{where}: unknown field 'weights'; [[operands]] say which narrow weights it takes"
@@ -540,7 +540,7 @@ class PimSpec:
         return -(-results * RESULT_BYTES[dtype] // self.column_bytes)
 
 
-def _listed(kind: type[Listed], tables: object, where: str, field_name: str) -> tuple[Listed, ...]:
+def _read_list(kind: type[Listed], tables: object, where: str, field_name: str) -> tuple[Listed, ...]:
     """Instances of a list of tables; raises `SpecError`."""
     if not isinstance(tables, list):
         raise SpecError(f"{where}: field '{field_name}' is not a list of tables")

@@ -24,7 +24,7 @@ def fields_text(value: Any) -> str:
 
 def html_table(spec: Any) -> str:
     """The fields of a device or a system as a table of HTML, without their sources."""
-    cells = {field.name: _shown(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    cells = {field.name: _field_text(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
         for name, text in cells.items()
@@ -33,7 +33,7 @@ def html_table(spec: Any) -> str:
     return f"<table>{rows}</table>"
 
 
-def _shown(value: Any) -> str:
+def _field_text(value: Any) -> str:
     if isinstance(value, tuple) and len(value) > 4:
         return f"{len(value)} of {type(value[0]).__name__}"
     return str(value)

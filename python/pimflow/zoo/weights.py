@@ -191,12 +191,12 @@ def weight_chunks(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndar
     if network := _metadata(value, "trained"):
         chunks = iter([_read_trained(network, value.name, math.prod(dims))])
     else:
-        chunks = _drawn_chunks(value.name, parsed_rule, math.prod(dims), seed)
+        chunks = _draw_chunks(value.name, parsed_rule, math.prod(dims), seed)
     kind = _metadata(value, "stored")
-    yield from chunks if kind is None else _stored_chunks(chunks, WEIGHT_TYPES[kind], dims, parsed_rule[0])
+    yield from chunks if kind is None else _read_chunks(chunks, WEIGHT_TYPES[kind], dims, parsed_rule[0])
 
 
-def _drawn_chunks(name: str, rule: tuple[str, int, float], count: int, seed: int) -> Iterator[np.ndarray]:
+def _draw_chunks(name: str, rule: tuple[str, int, float], count: int, seed: int) -> Iterator[np.ndarray]:
     """Draw a weight by a rule, in parts."""
     kind, fan_in, gain = rule
     centre, half_width = RULES[kind]
@@ -207,7 +207,7 @@ def _drawn_chunks(name: str, rule: tuple[str, int, float], count: int, seed: int
         yield chunk.astype("<f4", copy=False)
 
 
-def _stored_chunks(
+def _read_chunks(
     chunks: Iterator[np.ndarray], kind: WeightType, dims: tuple[int, ...], rule: str
 ) -> Iterator[np.ndarray]:
     """What is stored of a matrix, in parts of whole blocks; blocks lie along its inputs.

@@ -123,7 +123,7 @@ def apply(
             sources[action.dest] = _COMMAND_LINE
         elif name in values:
             try:
-                action.default = _parsed(action, values[name], action.dest in sub.repeated)
+                action.default = _parse_value(action, values[name], action.dest in sub.repeated)
             except (ValueError, UsageError, argparse.ArgumentTypeError) as error:
                 raise UsageError(f"{config.path}: {name}: {error}") from None
             sources[action.dest] = str(config.path)
@@ -133,7 +133,7 @@ def apply(
     return sources
 
 
-def _parsed(action: argparse.Action, value: Any, is_repeated: bool) -> Any:
+def _parse_value(action: argparse.Action, value: Any, is_repeated: bool) -> Any:
     """A value of a file as the command line would give it."""
     if action.nargs == "?" and value is True:
         return action.const

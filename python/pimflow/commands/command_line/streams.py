@@ -61,10 +61,10 @@ def wrap_results() -> None:
 
 def wrapped(text: str, width: int) -> str:
     """Wrap the lines of `text` at blanks; what follows stands below the second column of its line."""
-    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+    return "\n".join(part for line in text.split("\n") for part in _line_parts(line, width))
 
 
-def _wrapped_line(line: str, width: int) -> list[str]:
+def _line_parts(line: str, width: int) -> list[str]:
     if len(line) <= width:
         return [line]
     label = re.match(r" *\S+ {2,}", line)

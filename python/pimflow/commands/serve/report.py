@@ -88,7 +88,7 @@ class LatencyLimits:
     tpot_limit_ns: float
 
 
-def served_figures(
+def serving_figures(
     requests: RequestTrace, limits: ServingLimits, latency: LatencyLimits, schedule: Schedule, refused: int
 ) -> ServedFigures:
     """The figures of a schedule; of `refused` further requests there is nothing else in it."""

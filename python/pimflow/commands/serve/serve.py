@@ -12,7 +12,7 @@ import numpy as np
 
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.serve.options import ServeOptions
-from pimflow.commands.serve.report import LatencyLimits, Refusal, Serving, StepTableReport, served_figures
+from pimflow.commands.serve.report import LatencyLimits, Refusal, Serving, StepTableReport, serving_figures
 from pimflow.commands.serve.request_traces import requests_from_options
 from pimflow.commands.serve.step_costs import PlacedStep, StepPlans
 from pimflow.commands.serve.step_grid import StepGrid
@@ -139,7 +139,7 @@ class _Server:
             times = self._step_times(column)
             schedule: Schedule = serve(served, limits, times)
             check_schedule(served, limits, times, schedule)
-            figures.append(served_figures(served, limits, latency, schedule, len(refusals)))
+            figures.append(serving_figures(served, limits, latency, schedule, len(refusals)))
         arrivals_ps = int(self.requests.arrival_ps[-1])
         grids = (self.decode_grid, self.chunk_grid)
         return Serving(

@@ -117,7 +117,7 @@ class StepPlans:
                 lambda attended: self._graph(attended, 1, batch), self.request, self.context, batch
             )
         step = self._steps[batch]
-        return self._placed_step(step.charges(tokens), step.search_result, batch)
+        return self._whole_step(step.charges(tokens), step.search_result, batch)
 
     def _place_chunk(self, tokens: int, past: int) -> PlacedStep:
         self.progress(f"searching {tokens} tokens of a prompt after {past}")
@@ -125,14 +125,14 @@ class StepPlans:
         lengths = Lengths(attended=past + tokens, tokens=tokens)
         search_result = place_step(self._graph(past + tokens, tokens, 1), self.request, lengths)[2]
         release_memory()
-        return self._placed_step(search_result, search_result, 1)
+        return self._whole_step(search_result, search_result, 1)
 
     def _graph(self, attended: int, tokens: int, batch: int) -> StepGraph:
         if self.decoder.has_weights:
             return self.language.step(attended, tokens, batch)
         return decoder_graph.block_graph(self.decoder, attended, tokens=tokens, batch=batch)
 
-    def _placed_step(
+    def _whole_step(
         self, charges: Charges | SearchResult, search_result: SearchResult, batch: int
     ) -> PlacedStep:
         """The whole model's step; `batch` is that of the output layer, which computes a token of each."""

@@ -75,7 +75,7 @@ class LaneValues:
         memory = self._memories[view.memory]
         return memory.data.view(view.dtype) if memory.scope == "shared" else memory.data
 
-    def _bounded(self, view: View, positions: Array, active: npt.NDArray[np.bool_] | None) -> Array:
+    def _replace_outside(self, view: View, positions: Array, active: npt.NDArray[np.bool_] | None) -> Array:
         """`positions` with those outside of the memory replaced; they are reported where `active`."""
         memory = self._memories[view.memory]
         size = memory.size_bytes // view.dtype.itemsize
@@ -115,7 +115,7 @@ class LaneValues:
 
     def _load(self, view: View, positions: Array) -> Array:
         lanes, memory = self._running, self._memories[view.memory]
-        positions = self._bounded(view, positions, lanes.mask)
+        positions = self._replace_outside(view, positions, lanes.mask)
         data = self._elements(view)
         if memory.log is not None:
             threads, every = lanes.active(), np.broadcast_to(positions, (lanes.count, positions.shape[1]))
@@ -131,7 +131,7 @@ class LaneValues:
 
     def _store(self, view: View, positions: Array, values: Array | None) -> None:
         lanes, memory = self._running, self._memories[view.memory]
-        positions = self._bounded(view, positions, lanes.mask)
+        positions = self._replace_outside(view, positions, lanes.mask)
         width = positions.shape[1] if values is None else max(positions.shape[1], values.shape[1])
         positions = np.broadcast_to(positions, (lanes.count, width))
         threads, mask = lanes.active(), lanes.mask
@@ -335,7 +335,7 @@ class LaneValues:
         if name == "__activemask":
             return self._active_mask
         if name in SHUFFLES:
-            return self._shuffled(SHUFFLES[name], *map(self._expression, arguments[1:4]))
+            return self._shuffle(SHUFFLES[name], *map(self._expression, arguments[1:4]))
         if name == "likely":
             return self._expression(arguments[0])
         if name == "reinterpret":
@@ -348,7 +348,7 @@ class LaneValues:
         values = list(map(self._expression, arguments))
         return lambda: function(*(value() for value in values))
 
-    def _shuffled(
+    def _shuffle(
         self,
         source_of: Callable[[Array, Array, int], Array],
         value: Expression,

@@ -73,12 +73,12 @@ class LabelSearch::Lookahead {
    * flags and mix besides, those of the loads. */
   struct Table {
     Table() = default;
-    Table(size_t positions, size_t mixes)
-        : mixes(mixes),
+    Table(size_t positions, size_t mix_count)
+        : mixes(mix_count),
           result_tails(positions, 0),
           begin_tails(positions, kInfinite),
           late_tails(positions, kInfinite),
-          loads(positions * kFlagSets * mixes, kInfinite) {}
+          loads(positions * kFlagSets * mix_count, kInfinite) {}
     size_t mixes = 0;
     std::vector<double> result_tails, begin_tails, late_tails, loads;
   };

@@ -147,7 +147,7 @@ def _read_decoder(path: Path, _: int) -> Decoder:
         **_angles(file, table, architecture, head_size),
         **_scales(table, architecture, blocks, hidden, heads),
         "windows": _windows(table, architecture, blocks),
-        "unturned_layers": _unturned_blocks(architecture, blocks),
+        "unturned_layers": _blocks_without_rotation(architecture, blocks),
         "biases": _products_with_bias(file),
     }
     if architecture.says_parallel:
@@ -302,7 +302,7 @@ def _windows(table: _Table, architecture: Architecture, blocks: int) -> tuple[in
     return windows if any(windows) else ()
 
 
-def _unturned_blocks(architecture: Architecture, blocks: int) -> frozenset[int]:
+def _blocks_without_rotation(architecture: Architecture, blocks: int) -> frozenset[int]:
     """Blocks that do not rotate queries and keys."""
     period = architecture.unturned_period
     return frozenset(range(period - 1, blocks, period)) if period else frozenset()

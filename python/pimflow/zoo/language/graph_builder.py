@@ -288,8 +288,8 @@ class GraphBuilder:
         assert experts is not None
         shares, choices = self.router_choices(f"{name}.router", source, experts)
         if self.batch * self.tokens * experts.used < experts.count:
-            return self.gathered_experts(name, source, shares, choices)
-        return self.all_experts(name, source, shares, choices, experts)
+            return self.mixture_of_chosen(name, source, shares, choices)
+        return self.mixture_of_all(name, source, shares, choices, experts)
 
     def router_choices(self, name: str, source: str, experts: Experts) -> tuple[str, str]:
         """Shares and numbers of the chosen experts, both [batch, tokens, used]."""
@@ -303,7 +303,7 @@ class GraphBuilder:
             largest = self.node("Div", f"{name}.normalised", [largest, total])
         return largest, choices
 
-    def gathered_experts(self, name: str, source: str, shares: str, choices: str) -> str:
+    def mixture_of_chosen(self, name: str, source: str, shares: str, choices: str) -> str:
         """Each chosen expert by itself, [batch, tokens, used, 1, size], and their sum by shares."""
         rows = self.node("Unsqueeze", f"{name}.rows", [source, self.constant("axes_2_3", [2, 3], np.int64)])
 
@@ -319,7 +319,7 @@ class GraphBuilder:
         chosen_axes = self.constant("axes_2_3", [2, 3], np.int64)
         return self.node("ReduceSum", f"{name}.mixed_experts", [parts, chosen_axes], keepdims=0)
 
-    def all_experts(self, name: str, source: str, shares: str, choices: str, experts: Experts) -> str:
+    def mixture_of_all(self, name: str, source: str, shares: str, choices: str, experts: Experts) -> str:
         """Every expert with all tokens, [batch, experts, tokens, size], and their sum by shares."""
         numbers = self.constant("expert_numbers", np.arange(experts.count), np.int64)
         last = self.constant("axes_last", [-1], np.int64)

@@ -178,7 +178,7 @@ def variant_fields(
     """Fields of a decoder that only some kinds of models have."""
     fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
     fields["windows"] = _windows(config, model, layers)
-    fields["unturned_layers"] = _unturned_layers(config, model, layers)
+    fields["unturned_layers"] = _layers_without_rotation(config, model, layers)
     fields["experts"] = _experts(config, model)
     if model.fields.get("positions") != "learned":
         fields |= _angles(config, kind, model, head_size)
@@ -232,7 +232,7 @@ def _activation(config: Config, kind: str, model: ModelType) -> str:
     return activation
 
 
-def _unturned_layers(config: Config, model: ModelType, layers: int) -> frozenset[int]:
+def _layers_without_rotation(config: Config, model: ModelType, layers: int) -> frozenset[int]:
     """Layers that do not rotate queries and keys."""
     if not model.unturned_period:
         return frozenset()
