@@ -52,7 +52,7 @@ class AttentionOperand:
 
 
 def constant_scale(value: relax.Expr) -> tuple[relax.Var, float] | None:
-    """AttentionOperand and factor of a multiplication or division by one constant; None for other operators."""
+    """Operand and factor of a multiplication or division by one constant; None for other operators."""
     kind = operator(value)
     if kind not in ("multiply", "divide"):
         return None

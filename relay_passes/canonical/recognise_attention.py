@@ -251,7 +251,7 @@ class _AttentionFinder:
         return None
 
     def _softcap(self, scaled: tuple[relax.Var, float]) -> tuple[relax.Var, float] | None:
-        """AttentionOperand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
+        """Operand x and the cap of ``cap * tanh(x / cap)``; None for other operators."""
         curve, cap = self._sole(scaled[0]), scaled[1]
         inner = constant_scale(self._sole(curve.args[0])) if operator(curve) == "tanh" else None
         return (

@@ -103,7 +103,7 @@ class FragmentCalls(LaneValues):
         first = warps * WARP
         # A warp is a thread of its own: what its threads wrote before, a barrier has to order.
         threads = lanes.threads(first, WARPS + lanes.number[first])
-        tiles = self._bounded(view, positions.reshape(len(warps), -1), None)
+        tiles = self._replace_outside(view, positions.reshape(len(warps), -1), None)
         self._record(view, threads, tiles, values is not None)
         place: Any = (threads.block_index, tiles) if self._memories[view.memory].scope == "shared" else tiles
         if values is not None:

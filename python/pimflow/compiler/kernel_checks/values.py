@@ -335,7 +335,7 @@ class LaneValues:
         if name == "__activemask":
             return self._active_mask
         if name in SHUFFLES:
-            return self._shuffle(SHUFFLES[name], *map(self._expression, arguments[1:4]))
+            return self._warp_shuffle(SHUFFLES[name], *map(self._expression, arguments[1:4]))
         if name == "likely":
             return self._expression(arguments[0])
         if name == "reinterpret":
@@ -348,7 +348,7 @@ class LaneValues:
         values = list(map(self._expression, arguments))
         return lambda: function(*(value() for value in values))
 
-    def _shuffle(
+    def _warp_shuffle(
         self,
         source_of: Callable[[Array, Array, int], Array],
         value: Expression,
