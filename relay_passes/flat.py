@@ -6,8 +6,8 @@ import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tvm
@@ -47,28 +47,6 @@ def main_bindings(mod: tvm.IRModule) -> list[relax.VarBinding]:
     if not flat or any(isinstance(b.value, relax.If) for b in bindings):
         raise UnsupportedOpError("main is not one dataflow block; control flow is not supported")
     return bindings
-
-
-Result = TypeVar("Result")
-
-
-class StructureCache:
-    """Results of a computation on TVM's nodes, by their structure.
-
-    A result has the names of variables of the first node with that structure: good to measure, not to build.
-    """
-
-    def __init__(self) -> None:
-        self._results: dict[Hashable, list[tuple[tvm_ffi.Object, Any]]] = {}
-
-    def result(self, key: Hashable, node: tvm_ffi.Object, compute: Callable[[Any], Result]) -> Result:
-        """``compute(node)``, computed once for each `key` and structure."""
-        results = self._results.setdefault((key, tvm_ffi.structural_hash(node)), [])
-        for other, result in results:
-            if tvm_ffi.structural_equal(other, node):
-                return result
-        results.append((node, compute(node)))
-        return results[-1][1]
 
 
 def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr:

@@ -10,7 +10,6 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from pimflow.primitives.primitive import STACK_BYTES
-from pimflow.relay_passes.flat import StructureCache
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import (
     loop_extent,
@@ -20,6 +19,7 @@ from pimflow.relay_passes.schedules.loops import (
     rewrite_kernels,
     variables,
 )
+from pimflow.relay_passes.structure_cache import StructureCache
 
 # Sums of a tile: as many as 16 registers of 128 bits (x86-64, Armv8) can hold besides the operands.
 STRIDED = (4, 8)  # lanes, neighbouring places: a vector of strided loads must serve many places

@@ -153,4 +153,4 @@ def test_regions_of_a_network():
     )
     macs = {region.name: region.macs for region in graph.regions if region.macs}
     assert macs == {"line": 2 * 10 * 6 * 4 * 3, "product": 2 * 6 * 6 * 10, "dense": 12 * 6 * 5}
-    assert [region.geometry is None for region in graph.regions if region.macs] == [True, True, False]
+    assert [region.geometry is None for region in graph.regions if region.macs] == [False, True, False]

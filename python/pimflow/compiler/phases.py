@@ -31,7 +31,6 @@ from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.flat import (
     RESULT,
-    StructureCache,
     layer_name,
     main_bindings,
     with_channel_sets,
@@ -62,6 +61,7 @@ from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
 from pimflow.relay_passes.splits.split_axis import SplitAxis
 from pimflow.relay_passes.splits.split_mddp import SplitMdDp
+from pimflow.relay_passes.structure_cache import StructureCache
 
 codegen.register()
 keep_registers.register()

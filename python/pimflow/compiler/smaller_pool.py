@@ -18,8 +18,8 @@ from pimflow.core.liveness import Liveness
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
-from pimflow.relay_passes.flat import StructureCache
 from pimflow.relay_passes.memory.buffers import MainBuffers, buffers
+from pimflow.relay_passes.structure_cache import StructureCache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,10 @@ from pimflow.fusion.kernels.generator import generate
 from pimflow.fusion.kernels.parameters import STORAGE_TYPES, KernelTarget, bounds
 from pimflow.fusion.kernels.relax_formulas import read_region
 from pimflow.fusion.kernels.tensor_cores import pad_weights
-from pimflow.relay_passes.flat import StructureCache, operator, rebuild, substitute
+from pimflow.relay_passes.flat import operator, rebuild, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.schedules.keep_barriers import TILES
+from pimflow.relay_passes.structure_cache import StructureCache
 
 THREADS = 32 * WARPS  # in a block
 REGIONS = "pimflow.regions"  # attribute of a kernel whose tiles lie apart
