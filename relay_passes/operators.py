@@ -25,6 +25,7 @@ ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS
 # An operand that is inlined is computed as many times.
 OPERAND_USES = {
     **dict.fromkeys(("nn.relu", "nn.silu", "nn.gelu"), 2),
+    "tanh": 5,  # TVM writes it with exponentials of both signs
     **dict.fromkeys(("nn.prelu", "nn.leakyrelu", "clip", "sign"), 3),
     **dict.fromkeys(("maximum", "minimum"), 4),
 }
