@@ -29,5 +29,6 @@ OPERAND_USES = {
     **dict.fromkeys(("nn.prelu", "nn.leakyrelu", "clip", "sign"), 3),
     **dict.fromkeys(("maximum", "minimum"), 4),
 }
+LOOKUP = "take"
 REDUCE = ("mean", "sum", "max", "min")
 POOL = ("nn.max_pool2d", "nn.avg_pool2d")

@@ -27,6 +27,7 @@ from pimflow.errors import UnsupportedOpError, last_line
 from pimflow.host import stderr
 from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.operators import LOOKUP
 
 _COMPARISONS = (tirx.Max, tirx.Min, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _OPERATIONS = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, *_COMPARISONS)
@@ -57,7 +58,7 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
     """The arithmetic of several operators together; calls of other functions count as none."""
     products: list[Product] = []
     operations = multiplications = 0
-    lookups = {b.var: math.prod(shape(b.var)) for b in bindings if operator(b.value) == "take"}
+    lookups = {b.var: math.prod(shape(b.var)) for b in bindings if operator(b.value) == LOOKUP}
     for binding in bindings:
         kind = operator(binding.value)
         if not kind:

@@ -36,10 +36,9 @@ from pimflow.relay_passes.flat import (
     shape,
     weight_types,
 )
-from pimflow.relay_passes.operators import POOL
+from pimflow.relay_passes.operators import LOOKUP, POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
 from pimflow.relay_passes.regions.kernel_groups import (
-    LOOKUP,
     OPAQUE,
     KernelGroup,
     attention_kernels,

@@ -29,13 +29,12 @@ from pimflow.relay_passes.flat import (
     tensor_bytes,
     use_counts,
 )
-from pimflow.relay_passes.operators import ELEMENTWISE, OPERAND_USES
+from pimflow.relay_passes.operators import ELEMENTWISE, LOOKUP, OPERAND_USES
 from pimflow.relay_passes.regions.read_order import ReadOrder
 
 # Operators that TVM lowers to kernels that it cannot fuse.
 OPAQUE = ("scatter_nd", "scatter_elements", "topk", "sort", "argsort", "cumsum", "cumprod", "bucketize")
 WEIGHTED = ("nn.conv2d", "matmul")
-LOOKUP = "take"
 # Maximum of operands and operators in the expression of one result, with all operators inlined. An operand
 # that is named twice counts twice: 60 sums of a tensor with itself would have 2^60 terms. The time in which
 # TVM compiles an expression grows faster than its size.
