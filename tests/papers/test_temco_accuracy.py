@@ -10,7 +10,7 @@ from papers.trained_networks import accuracy, train
 from pimflow import zoo
 from pimflow.hardware import system
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.torch]
 
 pytest.importorskip("torch")
 
