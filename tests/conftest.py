@@ -41,8 +41,8 @@ inspect.stack = frames
 MOST_WORKERS = 8  # a worker takes up to 2 GiB
 
 # The same examples in every run: a failure is a change of the code, not of the dice.
-settings.register_profile("all", derandomize=True, deadline=None, max_examples=25)
-settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
+settings.register_profile("tests", derandomize=True, deadline=None, max_examples=20)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,11 +54,6 @@ def pytest_cmdline_main(config):
         return
     config.option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     config.option.dist = "worksteal"
-
-
-def pytest_configure(config):
-    """Without the long tests, the others take fewer examples."""
-    settings.load_profile("quick" if "not long" in config.getoption("markexpr") else "all")
 
 
 def pytest_collection_finish():

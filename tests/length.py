@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 import pytest
 from hypothesis import settings
 
-EVERY_EXAMPLE = 100  # Hypothesis's own number, in the profile that runs everything
+EVERY_EXAMPLE = 100  # Hypothesis's own number
 
 
 def examples(count: int) -> int:
-    """`count` generated examples when everything runs, and the profile's share of them by default."""
+    """The profile's share (see `conftest.py`) of `count` generated examples."""
     return max(2, math.ceil(count * settings().max_examples / EVERY_EXAMPLE))
 
 
