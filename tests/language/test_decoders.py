@@ -19,7 +19,8 @@ from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Experts
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder
+from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens
 
