@@ -166,8 +166,9 @@ class Decoder:
             raise ModelError(f"decoder '{self.name}': its rotation does not fit heads of {self.head_size}")
         if self.experts and (flaw := self.experts.flaw()):
             raise ModelError(f"decoder '{self.name}': {flaw}")
-        if self.latent and (self.kv_heads != 1 or self.turned_size == self.head_size or self.query_norm):
-            raise ModelError(f"decoder '{self.name}': these heads have no latent vector")
+        is_plain = self.positions == "rotary" and not self.unturned_layers and not self.query_norm
+        if self.latent and (self.kv_heads != 1 or self.turned_size == self.head_size or not is_plain):
+            raise ModelError(f"decoder '{self.name}': keys of such heads are not made of a latent vector")
         if len(self.windows) not in (0, self.layers):
             raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
 
