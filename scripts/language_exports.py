@@ -295,7 +295,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     writer.add_block_count(_first(config, "num_hidden_layers", "n_layer"))
     writer.add_feed_forward_length(_first(config, "intermediate_size", "n_inner") or 4 * hidden)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(1 if name == "deepseek2" else _first(config, "num_key_value_heads") or heads)
+    shared = 1 if name in ("deepseek2", "falcon") else _first(config, "num_key_value_heads") or heads
+    writer.add_head_count_kv(shared)
     if config.get("rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     epsilon = _first(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
@@ -402,7 +403,9 @@ def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarr
                 values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if name == "gpt2" and label.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
             values = values.T
-        if name == "gptneox" and "query_key_value" in label:
+        if name == "bloom":
+            label = label.removeprefix("transformer.")
+        if name in ("gptneox", "bloom") and "query_key_value" in label:
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
         if "kv_b_proj" in label:
             results |= _latent_parts(label, values, config)

@@ -13,7 +13,7 @@ from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 Shape = tuple[int, ...]
 
 NORMS = ("rms", "layer")
-POSITIONS = ("rotary", "learned")
+POSITIONS = ("rotary", "learned", "alibi")
 ACTIVATIONS = ("swiglu", "geglu", "clamped_swiglu", "gelu", "gelu_erf", "relu")
 GATED = ("swiglu", "geglu", "clamped_swiglu")  # activations of a product that is multiplied with another
 CLAMPED_GAIN, CLAMPED_LIMIT = 1.702, 7.0  # of ``clamped_swiglu``, as gpt-oss has them
@@ -37,7 +37,9 @@ class Decoder:
     norm_epsilon : float
     positions : str
         ``rotary``: queries and keys are rotated by an angle that depends on the position, as complex numbers
-        whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added.
+        whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added;
+        ``alibi``: scores fall with the distance of a key, for each head by a slope of its own
+        (arXiv 2108.12409).
     rotary_base : float
     rotary_size : int
         Elements of a head that are rotated, from the first on; 0 for all.
@@ -69,6 +71,8 @@ class Decoder:
         Whether each head has a score that no key stands for: softmax goes over it, too (arXiv 2309.17453).
     biases : frozenset of str
         Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
+    embedding_norm : bool
+        Whether embedded tokens have a norm.
     input_norms, result_norms : bool
         Whether attention and feed-forward have a norm before them; and one after them, before the residual.
     query_norm : str
@@ -128,6 +132,7 @@ class Decoder:
     latent: LatentAttention | None = None
     sinks: bool = False
     biases: frozenset[str] = frozenset()
+    embedding_norm: bool = False
     input_norms: bool = True
     result_norms: bool = False
     query_norm: str = ""
@@ -214,6 +219,18 @@ class Decoder:
         """Factor of the products of queries and keys."""
         return self.score_scale or self.head_size**-0.5
 
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """By head, how much a score falls with each token of distance, of a decoder with ``alibi``.
+
+        2^(-8 k / n) for the k-th of n heads; where n is no power of 2, the heads beyond the power below it
+        have every second slope of twice as many.
+        """
+        power = 2 ** int(math.log2(self.heads))
+        slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+        between = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+        return tuple(slopes + between[: self.heads - power])
+
     def window(self, layer: int) -> int:
         """Tokens that a query of a layer sees; 0 for all."""
         return self.windows[layer] if self.windows else 0
@@ -238,6 +255,8 @@ class Decoder:
         Those of experts are [experts, inputs, outputs].
         """
         shapes: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
+        if self.embedding_norm:
+            shapes |= dict(self._norm("tokens_norm"))
         if self.positions == "learned":
             shapes["positions.table"] = (self.max_context + self.position_offset, self.hidden)
         for layer in range(self.layers):

@@ -98,6 +98,12 @@ ARCHITECTURES = {
     "phi3": Architecture(window_period=0),
     "phi2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "parallel": True, "shares_norm": True}),
     "gpt2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "positions": "learned"}),
+    "bloom": Architecture(
+        fields={**_LAYER_NORM, "activation": "gelu", "positions": "alibi", "embedding_norm": True}
+    ),
+    "falcon": Architecture(
+        fields={**_LAYER_NORM, "activation": "gelu_erf", "parallel": True, "shares_norm": True}
+    ),
     "gptneox": Architecture(fields={**_LAYER_NORM, "activation": "gelu_erf"}, says_parallel=True),
     "starcoder2": Architecture(fields={**_LAYER_NORM, "activation": "gelu"}),
     "stablelm": Architecture(fields=_LAYER_NORM),

@@ -135,7 +135,7 @@ def _epsilon(table: Table, architecture: Architecture) -> float:
 
 def _angles(file: GgufFile, table: Table, architecture: Architecture, head_size: int) -> dict[str, Any]:
     """Fields of a decoder for the angles of rotary positions; raises `ModelError` for other scalings."""
-    if architecture.fields.get("positions") == "learned":
+    if architecture.fields.get("positions", "rotary") != "rotary":
         return {}
     turned = table.size("rope.dimension_count", head_size)
     base = None if "local_rotary_base" in architecture.fields else 10000.0

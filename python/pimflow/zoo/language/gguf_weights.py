@@ -41,7 +41,13 @@ _EXPERTS = {
     "down": "ffn_down_exps",
     **{f"shared_{part}": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
-_OTHER = {"tokens": "token_embd", "positions": "position_embd", "norm": "output_norm", "head": "output"}
+_OTHER = {
+    "tokens": "token_embd",
+    "tokens_norm": "token_embd_norm",
+    "positions": "position_embd",
+    "norm": "output_norm",
+    "head": "output",
+}
 _FUSED_ATTENTION, _FUSED_HEADS, FACTORS = "attn_qkv", "attn_kv_b", "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 

@@ -25,6 +25,7 @@ def attention(graph: GraphBuilder, name: str, layer: int, source: str) -> str:
     scores = graph.node("MatMul", f"{name}.scores", [query, key])
     scores = graph.node("Mul", f"{name}.scaled", [scores, graph.constant("scale", d.attention_scale)])
     scores = graph.cap(f"{name}.scores", scores, d.score_softcap)
+    scores = graph.fall(name, scores)
     scores = graph.node("Add", f"{name}.masked", [scores, graph.mask()])
     scores = graph.hide_outside(name, scores, d.window(layer))
     shares = _softmax(graph, name, scores)

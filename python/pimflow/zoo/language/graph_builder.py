@@ -101,6 +101,8 @@ class GraphBuilder:
         """Rows of the table of tokens, with learned positions if the decoder has them."""
         hidden = self.node("Gather", "tokens", [self.weight("tokens.table"), ids])
         hidden = self.scale("tokens.scaled", hidden, self.decoder.embedding_scale)
+        if self.decoder.embedding_norm:
+            hidden = self.norm("tokens_norm", hidden)
         if self.decoder.positions != "learned":
             return hidden
         positions = self.positions()
@@ -177,6 +179,18 @@ class GraphBuilder:
             mask = self.node("Max", "mask.bounded", [mask, self.constant("hide", HIDE)])
         self._mask = mask
         return mask
+
+    def fall(self, name: str, scores: str) -> str:
+        """Add to scores what falls with the distance of a key, if positions are such slopes.
+
+        What is added to all scores of a query alike changes nothing: distances are those of the last token.
+        """
+        if self.decoder.positions != "alibi":
+            return scores
+        distances = np.arange(self.context) - (self.context - 1)
+        falls = np.array(self.decoder.slopes)[:, None] * distances
+        term = self.constant("falls", falls[None, :, None].astype(np.float32))
+        return self.node("Add", f"{name}.falling", [scores, term])
 
     def hide_outside(self, name: str, scores: str, window: int) -> str:
         """Add a term to scores that hides keys before the window of a query; none if it sees all."""

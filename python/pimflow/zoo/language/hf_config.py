@@ -55,7 +55,7 @@ def variant_fields(
     fields["windows"] = _windows(config, model, layers)
     fields["unturned_layers"] = _layers_without_rotation(config, model, layers)
     fields["experts"] = experts(config, kind, model, layers)
-    if model.fields.get("positions") != "learned":
+    if model.fields.get("positions", "rotary") == "rotary":
         fields |= _angles(config, kind, model, fields.get("rotary_size", head_size))
     for name in ("embedding_multiplier", "residual_multiplier"):
         if kind == "granite":
@@ -76,6 +76,14 @@ def variant_fields(
             fields[name] = given
     if kind == "gpt_neox":
         fields["parallel"] = config.value("use_parallel_residual", bool, True)
+    if kind == "falcon":
+        fields["kv_heads"] = 1
+        config.value("num_kv_heads", int)  # of the other kind of Falcon
+        config.require("multi_query", True)
+        config.require("parallel_attn", True)
+        config.require("num_ln_in_parallel_attn", 1)
+    for name in ("new_decoder_architecture", "alibi", "apply_residual_connection_post_layernorm"):
+        config.require(name, False)
     config.require("use_parallel_residual", False, *([True] if kind == "gpt_neox" else []))
     config.require("scale_attn_weights", True)
     config.require("scale_attn_by_inverse_layer_idx", False)
@@ -84,15 +92,16 @@ def variant_fields(
     config.require("word_embed_proj_dim", hidden)
     config.require("qk_layernorm", False)
     config.require("use_bidirectional_attention", False)
-    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias", "use_qkv_bias"):
+    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias", "use_qkv_bias", "bias"):
         config.value(name, bool)  # tensors say which products have one
     return fields
 
 
 def _activation(config: Config, kind: str, model: ModelType) -> str:
     """The activation; of models whose feed-forward has a gate, with that."""
-    names = ("hidden_activation", "hidden_act", "activation_function")
-    default = {"gemma": "gelu_pytorch_tanh", "opt": "relu", "gpt2": "gelu_new", "gpt_neox": "gelu"}
+    names = ("hidden_activation", "hidden_act", "activation_function", "activation")
+    default = {"gemma": "gelu_pytorch_tanh", "opt": "relu", "gpt2": "gelu_new"}
+    default |= dict.fromkeys(("gpt_neox", "falcon"), "gelu")
     given = [config.value(name, str) for name in names]
     name = next((value for value in given if value), default.get(kind.split("2")[0].split("3")[0], "silu"))
     if kind == "gemma":

@@ -57,6 +57,7 @@ _WITHOUT_EFFECT = frozenset(
         "router_aux_loss_coef",
         "router_jitter_noise",
         "seq_aux",
+        "slow_but_exact",
         "summary_activation",
         "summary_first_dropout",
         "summary_proj_to_labels",

@@ -21,6 +21,8 @@ from pimflow.zoo.language.hf_config_file import Config, config_key
 from pimflow.zoo.language.hf_types import MODEL_TYPES, ModelType
 from pimflow.zoo.language.safetensors_file import StoredTensor, read_tensors
 
+_FOURFOLD = ("gpt2", "bloom", "falcon")  # a feed-forward part is four times as wide, unless a key says it
+
 
 def read_decoder(folder: Path) -> Decoder:
     """Read the decoder in a folder, without its weights.
@@ -55,7 +57,7 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
     head_size = config.size("head_dim", hidden // heads)
     names = _Names(model, tensors)
     has_head = f"{model.names['head']}.weight" in tensors
-    longest = config.size(config_key(model, "max_position_embeddings"))
+    longest = config.size(config_key(model, "max_position_embeddings"), model.max_context)
     sizes = {
         "kv_heads": config.size("num_key_value_heads", heads),
         "head_size": head_size,
@@ -69,7 +71,7 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
         hidden=hidden,
         heads=heads,
         feed_forward=config.size(
-            config_key(model, "intermediate_size"), 4 * hidden if kind == "gpt2" else None
+            config_key(model, "intermediate_size"), 4 * hidden if kind in _FOURFOLD else None
         ),
         vocabulary=names.tensor(f"{model.names['tokens']}.weight").shape[0],
         norm_epsilon=norm_epsilon(config, model),

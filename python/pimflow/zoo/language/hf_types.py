@@ -68,6 +68,16 @@ _NEOX = {
     "up": "mlp.dense_h_to_4h",
     "down": "mlp.dense_4h_to_h",
 }
+_BLOOM = {
+    **_NEOX,
+    "tokens": "transformer.word_embeddings",
+    "tokens_norm": "transformer.word_embeddings_layernorm",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "block": "transformer.h.{}.",
+    **dict.fromkeys(("query", "key", "value"), "self_attention.query_key_value"),
+    "attention": "self_attention.dense",
+}
 _OPT = {
     "tokens": "model.decoder.embed_tokens",
     "positions": "model.decoder.embed_positions",
@@ -146,6 +156,8 @@ class ModelType:
         Share of a head that is rotated, if the configuration does not say it.
     tied : bool
         Whether the output is tied if the configuration does not say it.
+    max_context : int, optional
+        Tokens of the longest context if the configuration does not say it.
     window : str
         Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
         that ``pattern`` or the key ``layer_types`` says.
@@ -173,6 +185,7 @@ class ModelType:
     by_head: bool = False
     turned_share: float = 1.0
     tied: bool = False
+    max_context: int | None = None
     window: str = ""
     pattern: int = 0
     unturned_period: int = 0
@@ -249,6 +262,25 @@ MODEL_TYPES = {
         tied=True,
     ),
     "gpt_neox": ModelType(names=_NEOX, fields=_LAYER, by_head=True, turned_share=0.25),
+    "bloom": ModelType(
+        names=_BLOOM,
+        fields={**_LAYER, "positions": "alibi", "embedding_norm": True, "activation": "gelu"},
+        sizes={
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+        },
+        by_head=True,
+        tied=True,
+        max_context=2048,
+    ),
+    "falcon": ModelType(
+        names=_BLOOM,
+        fields={**_LAYER, "parallel": True, "shares_norm": True},
+        sizes={"intermediate_size": "ffn_hidden_size"},
+        tied=True,
+        max_context=2048,
+    ),
     "opt": ModelType(
         names=_OPT,
         fields={**_LAYER, "positions": "learned", "position_offset": 2},

@@ -44,6 +44,8 @@ class ReferenceDecoder:
         places = np.arange(self.length, self.length + len(tokens))
         x = w["tokens.table"][tokens]
         x = x * self._dtype(d.embedding_scale)
+        if d.embedding_norm:
+            x = self._normalise(x, "tokens_norm")
         if d.positions == "learned":
             x = x + w["positions.table"][places + d.position_offset]
         for layer in range(d.layers):
@@ -133,6 +135,8 @@ class ReferenceDecoder:
         for head in range(d.heads):
             shared = head * len(keys) // d.heads
             scores = self._cap(query[head] @ keys[shared].T * self._dtype(scale), d.score_softcap)
+            if d.positions == "alibi":
+                scores = scores - self._dtype(d.slopes[head]) * distance
             scores = np.where(allowed, scores, -np.inf)
             largest, rest = scores.max(axis=-1, keepdims=True), self._dtype(0)
             if d.sinks:
