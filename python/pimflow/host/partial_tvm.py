@@ -9,6 +9,8 @@ the hook is not installed there.
   they are imported; at the first one, the symbols of all libraries are read. That takes 0.3 s. Where there is
   a CUDA driver, the back ends are loaded as in any program; elsewhere `targets` loads that of CUDA before
   code is generated for it.
+- Methods of TVM's schedules compare all arguments with their annotations, in Python: a tenth of code
+  generation. Tests of the passes run with these checks.
 """
 
 from __future__ import annotations
@@ -54,10 +56,17 @@ def _execute_without_backends(execute: Execution, module: ModuleType) -> None:
         vars(module)["_BUILTIN_BACKENDS"] = ()
 
 
+def _execute_without_type_checks(execute: Execution, module: ModuleType) -> None:
+    """Load the module that makes type checks of arguments, so that it makes none."""
+    execute(module)
+    vars(module)["type_checked"] = lambda function: function
+
+
 _EXECUTIONS: dict[str, Callable[[Execution, ModuleType], None]] = {
     "tvm_ffi": _execute_without_torch,
     "tvm.relax": _execute_without_torch,
     "tvm.backend._autoload_backends": _execute_without_backends,
+    "tvm.s_tir.schedule._type_checker": _execute_without_type_checks,
 }
 
 
