@@ -458,7 +458,7 @@ void LabelSearch::AppendQueues(const double* hidden_ns, const ExpandedCandidate&
 bool LabelSearch::AppendPeaks(const Group& group, const GroupTransition& transition, const ExpandedCandidate& expanded,
                               const Key& key, const double* sums) {
   const double* peaks = sums - pools_;
-  const int result_set = query_.only_gpu ? 0 : problem_.regions[group.end - 1].layout_set[group.layout];
+  const int result_set = query_.only_gpu ? 0 : problem_.regions[group.end - 1].layouts[group.layout].set;
   double pool_bytes = 0;
   for (int set = 0; set < kChannelSets; ++set) {
     const double resident_bytes = transition.resident_bytes[set], input_bytes = transition.input_bytes[set];
