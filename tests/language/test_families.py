@@ -20,6 +20,8 @@ from pimflow import zoo
 from pimflow.zoo.language.decoder_files import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
+pytestmark = pytest.mark.torch
+
 TOKENS = np.array([5, 17, 200, 43, 9, 77, 120, 31, 8, 250, 61, 19, 3, 300])
 
 

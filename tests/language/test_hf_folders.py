@@ -251,6 +251,7 @@ KINDS = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers(kind, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")

@@ -297,6 +297,7 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     np.testing.assert_allclose(got, attend(attention, q, k, v, **given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("shifted", [False, True])
 def test_scores_that_no_key_stands_for_are_sinks(shifted):
     """As gpt-oss has them: joined to the scores, and dropped behind the softmax."""
@@ -326,6 +327,7 @@ def test_scores_that_no_key_stands_for_are_sinks(shifted):
     np.testing.assert_allclose(got.numpy(), step(*operands).detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("masked", long_but(["plain"], {"plain": False, "a mask that hides all": True}))
 def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
     """Decomposed, it scales the whole cache and repeats it, and guards the softmax against rows of -inf."""
