@@ -123,9 +123,11 @@ class TilingSearch:
         touched = {name: group.elements_over_tiles(name) for name in group.spans[0]}
         pixels = {name: group.fresh_pixels(name) for name in group.spans[0]}
         blocks = tiling.blocks, tiling.tiles_per_block
-        return self._kernel(group.layers, blocks, touched, pixels, tiling.chunk, group.channels_on_chip)
+        return self.kernel_in_tiles(
+            group.layers, blocks, touched, pixels, tiling.chunk, group.channels_on_chip
+        )
 
-    def _kernel(
+    def kernel_in_tiles(
         self,
         layers: Sequence[Layer],
         blocks: tuple[Count, Count],
@@ -134,6 +136,17 @@ class TilingSearch:
         chunk: int,
         chunk_channels: Mapping[str, int],
     ) -> Kernel:
+        """A group as a kernel; its fields are arrays if counts are.
+
+        Parameters
+        ----------
+        blocks : tuple
+            Number of blocks, and of the tiles that each does one after the other.
+        touched, pixels : mapping of str to int
+            By tensor, elements that all tiles load or compute, and the largest number of pixels of one tile.
+        chunk_channels : mapping of str to int
+            See `fusion.channels.channels_on_chip`.
+        """
         regions = [self.graph.region(layer.name) for layer in layers]
         channels = {name: self.layers.shapes[name][3] for name in pixels}
         work = products(layers, pixels, channels, chunk_channels) if self.tensor_cores else {}
@@ -148,7 +161,7 @@ class TilingSearch:
         """Groups among the runs that `is_requested` accepts: faster ones, and all of `RegionGraph.runs`."""
         if not self.graph.fusible and not self.graph.runs:
             return
-        for begin, end, growing in itertools.chain(self._graph_runs(), self._candidate_runs()):
+        for begin, end, growing in itertools.chain(self._graph_runs(), self.candidate_runs()):
             covers = tuple(region.name for region in self.graph.regions[begin:end])
             if is_requested(covers):
                 tiling = self._run_tiling(begin, end, growing, channels)
@@ -188,13 +201,13 @@ class TilingSearch:
         return self._region_ns[key]
 
     def _graph_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
-        """`RegionGraph.runs`, in the form of `_candidate_runs`."""
+        """`RegionGraph.runs`, in the form of `candidate_runs`."""
         candidates = fusion.TilingCandidates.for_blocks(self.layers)
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]
             yield begin, begin + len(covers), GrowingGroup(self.layers, candidates, REUSE)
 
-    def _candidate_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
+    def candidate_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
         """Begin and end of every run of regions that may be a group, and the tilings that grow to it.
 
         Runs with the same end share these; the shortest comes first.
@@ -206,7 +219,7 @@ class TilingSearch:
             growing = GrowingGroup(self.layers, candidates, REUSE)
             min_begin = inside[end - 1] if end not in ends else 0
             for begin in reversed(range(max(min_begin, end - MAX_LAYERS), end)):
-                if self.graph.regions[begin].name not in fusible or not self._has_space(growing):
+                if self.graph.regions[begin].name not in fusible or not self.has_space(growing):
                     break
                 covers_parts = begin in ends and end in ends
                 if tuple(region.name for region in self.graph.regions[begin:end]) in self.graph.runs:
@@ -218,7 +231,7 @@ class TilingSearch:
                 ):
                     yield begin, end, growing
 
-    def _has_space(self, growing: GrowingGroup) -> bool:
+    def has_space(self, growing: GrowingGroup) -> bool:
         """Whether any tiles of a group fit into a block's memory; those of longer groups are larger."""
         return not growing.positions or any(
             fits is not None and fits.any() for fits in map(functools.partial(self._fitting, growing), CHUNKS)
@@ -281,7 +294,9 @@ class TilingSearch:
                 {n: values[tile_number] for n, values in entry.items()} for entry in (touched, pixels)
             )
             counts = blocks[tile_number], tiles_per_block[tile_number]
-            kernels = self._kernel(layers, counts, loaded_elements, tile_pixels, chunk, chunk_channels)
+            kernels = self.kernel_in_tiles(
+                layers, counts, loaded_elements, tile_pixels, chunk, chunk_channels
+            )
             kernel_times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, kernel_times_ns)
             tilings += [(int(entry), chunk) for entry in tile_number]
