@@ -165,12 +165,17 @@ def separate_rates_ns(graph: RegionGraph, system: System) -> float:
             dram_bytes, dram = machine.dram_traffic(reads, filters, writes)
             compute_ns = sum(cost.compute_ns for region in costs[begin:end] for cost in region)
             l2_bytes = reads + filters + writes
-            arrays = map(
+            compute, l2, moved, fixed = map(
                 np.atleast_2d,
-                (compute_ns * machine.cycles_per_ns, l2_bytes / machine.l2_rate, dram,
-                 machine["kernel_cycles"], dram_bytes, l2_bytes),
-            )  # fmt: skip
-            cycles = float(execution_cycles(Demand(*arrays), machine)[0, 0])
+                (
+                    compute_ns * machine.cycles_per_ns,
+                    l2_bytes / machine.l2_rate,
+                    dram,
+                    machine["kernel_cycles"],
+                ),
+            )
+            demand = Demand(compute, l2, moved, fixed, np.atleast_2d(dram_bytes), np.atleast_2d(l2_bytes))
+            cycles = float(execution_cycles(demand, machine)[0, 0])
             best_ns[end] = min(best_ns[end], best_ns[begin] + gpu.launch_ns + cycles / machine.cycles_per_ns)
     return best_ns[-1]
 
