@@ -245,6 +245,14 @@ def test_a_fused_group_keeps_to_its_tiles():
     assert finding.fault is Fault.OUT_OF_BOUNDS
 
 
+def test_rows_that_a_block_retains_keep_to_their_tiles():
+    """Several tiles of a block one after the other; what the next one reads is not overwritten."""
+    tiling = "tiles 1x8x1 retained in 2 bands"
+    kernels = kernel_cases.planned_kernels("toy", "fp16", tiling, fuse=True, modes="gpu").schedule()
+    (group,) = (kernel for kernel in kernels if kernel.regions_bytes)
+    assert not check_kernel(group).findings
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_mutants_are_found(toy, fault):
     rng = np.random.default_rng(0)
