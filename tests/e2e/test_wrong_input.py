@@ -317,14 +317,8 @@ def start_compile(folder, *argv, **options) -> subprocess.Popen:
     ("phase", "stop"),
     [
         ("searching", signal.SIGINT),
-        *(
-            pytest.param(phase, stop, marks=pytest.mark.long)
-            for phase, stop in (
-                ("verifying", signal.SIGTERM),
-                ("writing", signal.SIGINT),
-                ("writing", signal.SIGTERM),
-            )
-        ),
+        pytest.param("verifying", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("writing", signal.SIGTERM, marks=pytest.mark.long),
     ],
 )
 def test_an_interrupted_run_leaves_nothing(tmp_path, phase, stop):
