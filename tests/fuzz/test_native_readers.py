@@ -138,7 +138,7 @@ TRACES = {
 def test_hostile_traces(text, said, tmp_path, capsys):
     path = tmp_path / "hostile.pim"
     path.write_bytes(text)
-    assert main(["simulate", str(path)]) == 3
+    assert main(["simulate", str(path), "--quiet"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"pimflow: error: {path}") and said in line and len(line) < 400
 
