@@ -25,7 +25,7 @@ _KEPT_META = ("nn_module_stack", "stack_trace")  # what says which module a node
 
 
 @contextlib.contextmanager
-def known_grouped_product() -> Iterator[None]:
+def grouped_product_definition() -> Iterator[None]:
     """Context in which programs with transformers' grouped product are read, though it is not imported."""
     import torch
 
