@@ -109,7 +109,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2": (
         "DeepseekV2",
-        {"n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS, **_MLA, "q_lora_rank": None},
+        {
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.7},
+            **_EXPERTS,
+            **_MLA,
+            "q_lora_rank": None,
+        },
     ),
 }
 
@@ -345,6 +352,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("mscale_all_dim"):
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
 def _write_latent_keys(writer: Any, config: dict[str, Any]) -> None:
