@@ -24,7 +24,8 @@ from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import apply
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
-from pimflow.zoo.language.decoder import Decoder, Experts
+from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.graph import step_graph
 
 EXTENTS = (1, 3, 17, 129)  # odd ones: no tile divides them

@@ -16,7 +16,7 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
-from pimflow.zoo.language.decoder import Experts
+from pimflow.zoo.language.decoder_parts import Experts
 
 
 def network_kernels(name: str) -> list[ScheduledKernel]:
