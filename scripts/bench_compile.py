@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pimflow
 from pimflow import zoo
-from pimflow.host import garbage_collection, without_torch
+from pimflow.host import garbage_collection, partial_tvm
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
 CACHES = ("empty", "full")
@@ -53,7 +53,7 @@ def cpu_seconds() -> float:
 
 def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
     """Compile a model in this process, and return the figures."""
-    without_torch.install()  # as the command does
+    partial_tvm.install()  # as the command does
     garbage_collection.collect_rarely()
     from pimflow.host.executors import Processes
     from pimflow.host.result_cache import ResultCache

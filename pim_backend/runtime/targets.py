@@ -59,7 +59,16 @@ def target_by_name(name: str) -> tvm.target.Target:
 
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
+    if TARGETS[name]["kind"] == "cuda":
+        _load_cuda_backend()
     return tvm.target.Target(TARGETS[name])
+
+
+def _load_cuda_backend() -> None:
+    """Let TVM generate code for CUDA, which it otherwise does since its import (`host.partial_tvm`)."""
+    from tvm.backend import loader
+
+    loader.load("cuda")
 
 
 def execution_target(name: str) -> str:

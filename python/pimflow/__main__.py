@@ -25,9 +25,9 @@ def run() -> None:
     if not atexit._ncallbacks():  # callbacks registered earlier would run after `_leave`, so never
         atexit.register(_leave, codes)  # registered first, so called last
     from pimflow.commands.main import main  # slow, so that it may be interrupted
-    from pimflow.host import without_torch
+    from pimflow.host import partial_tvm
 
-    without_torch.install()
+    partial_tvm.install()
     code = main()
     interrupts.ignore_signals()
     if code == INTERRUPTED:

@@ -6,6 +6,7 @@ The physical rules of ``strict`` are written out here. Only the organisation and
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 
@@ -65,9 +66,23 @@ def violations_by_rule(
     """Number of violations by rule, for every rule that was checked; gangs, buffers and latches add up."""
     counts: dict[str, int] = {}
     for rule, where, _ in _findings(issued, spec, program, channel):
-        kind = re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
+        kind = _rule_of_any(rule)
         counts[kind] = counts.get(kind, 0) + len(where)
     return counts
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _rule_of_any(rule: str) -> str:
+    """A rule without the number of a gang, buffer or latch."""
+    return re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
+
+
+def _is_any(command: np.ndarray, *kinds: int) -> np.ndarray:
+    """Which commands are of one of `kinds`: faster than ``np.isin``, which sorts."""
+    result: np.ndarray = command == kinds[0]
+    for kind in kinds[1:]:
+        result |= command == kind
+    return result
 
 
 def _position_text(issued: np.ndarray, index: int) -> str:
@@ -95,8 +110,8 @@ def _findings(
     if spec.comp_starts_at_row:
         yield from _split_instructions(issued)
     if program is not None:
-        products = np.isin(issued["command"], (_GWRITE, _COMP, _READRES)).any()
-        if spec.has_single_host and products:  # a WRITE is a plain access to its channel
+        # A WRITE is a plain access to its channel.
+        if spec.has_single_host and _is_any(issued["command"], _GWRITE, _COMP, _READRES).any():
             index, problem = _lockstep_deviation(program, channel)
             yield "channels in step", np.array([index] * bool(problem), dtype=np.int64), lambda i: problem
         index, problem = _first_deviation(issued, program, channel)
@@ -113,17 +128,17 @@ def _latency(spec: PimSpec, name: str, minimum: int = 0) -> int:
 def _invalid_commands(issued: np.ndarray, spec: PimSpec) -> np.ndarray:
     command, gang, buffer = issued["command"], issued["gang"], issued["buffer"]
     is_invalid = (command < 0) | (command >= len(COMMANDS))
-    is_invalid |= np.isin(command, (_G_ACT, _PRE, _WRITE)) & ((gang < 0) | (gang >= spec.gangs))
+    is_invalid |= _is_any(command, _G_ACT, _PRE, _WRITE) & ((gang < 0) | (gang >= spec.gangs))
     latch_limit = np.where(command == _GWRITE, spec.global_buffers, spec.global_buffers * spec.accumulators)
-    is_invalid |= np.isin(command, (_GWRITE, _COMP, _READRES, _WRBIAS, _AF)) & (
+    is_invalid |= _is_any(command, _GWRITE, _COMP, _READRES, _WRBIAS, _AF) & (
         (buffer < 0) | (buffer >= latch_limit)
     )
-    is_invalid |= np.isin(command, (_GWRITE, _READRES, _WRITE, _WRBIAS)) & (issued["bursts"] < 1)
+    is_invalid |= _is_any(command, _GWRITE, _READRES, _WRITE, _WRBIAS) & (issued["bursts"] < 1)
     is_invalid |= (command == _WRBIAS) & (not spec.latch_initial_value)
     is_invalid |= (command == _AF) & (not spec.activation_unit)
-    in_row = np.isin(command, (_COMP, _WRITE))
+    in_row = _is_any(command, _COMP, _WRITE)
     is_invalid |= in_row & ((issued["column"] < 0) | (issued["column"] >= spec.columns_per_row))
-    of_row = np.isin(command, (_G_ACT, _COMP, _WRITE, _AF))
+    of_row = _is_any(command, _G_ACT, _COMP, _WRITE, _AF)
     is_invalid |= of_row & ((issued["row"] < 0) | (issued["row"] >= spec.rows_per_bank))
     return np.flatnonzero(is_invalid)
 
@@ -277,11 +292,11 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
     closed_row = np.zeros(len(issued), dtype=bool)
     not_closed = np.zeros(len(issued), dtype=bool)
     for g in range(spec.gangs):
-        changes = np.isin(command, (_G_ACT, _PRE)) & (gang == g)
+        changes = _is_any(command, _G_ACT, _PRE) & (gang == g)
         last_change = np.maximum.accumulate(np.where(changes, np.arange(1, len(issued) + 1), 0))
         state = np.concatenate(([-1], np.where(command == _G_ACT, row, -1)))
         before = state[np.concatenate(([0], last_change))[: len(issued)]]
-        wrong_row |= np.isin(command, (_COMP, _AF)) & (before != (row if g < computing else -1))
+        wrong_row |= _is_any(command, _COMP, _AF) & (before != (row if g < computing else -1))
         closed_row |= (command == _WRITE) & (gang == g) & (before != row)
         not_closed |= ((command == _G_ACT) & (gang == g) | (command == _REF)) & (before >= 0)
     indices = (np.flatnonzero(is_wrong) for is_wrong in (wrong_row, closed_row, not_closed))
@@ -296,10 +311,10 @@ def _rows(issued: np.ndarray, spec: PimSpec, computing: int) -> Iterator[Finding
 
 def _split_instructions(issued: np.ndarray) -> Iterator[Finding]:
     """Between a G_ACT and the commands that use its row, which are one instruction, come only PRE and REF."""
-    places = np.flatnonzero(~np.isin(issued["command"], (_PRE, _REF)))
+    places = np.flatnonzero(~_is_any(issued["command"], _PRE, _REF))
     command = issued["command"][places]
     is_split = np.zeros(len(places), dtype=bool)
-    is_split[:-1] = (command[:-1] == _G_ACT) & ~np.isin(command[1:], (_G_ACT, _COMP, _WRITE, _AF))
+    is_split[:-1] = (command[:-1] == _G_ACT) & ~_is_any(command[1:], _G_ACT, _COMP, _WRITE, _AF)
     rule = "an activation and its products are one instruction"
     yield rule, places[is_split], lambda i: "no product follows the activation, which are one instruction"
 
@@ -343,7 +358,7 @@ def _refreshes(issued: np.ndarray, spec: PimSpec) -> Iterator[Finding]:
     served = np.cumsum(command == _REF)
     early = np.flatnonzero((command == _REF) & (served > due))
     yield "no refresh before it is due", early, lambda i: f"refresh {served[i]} before it is due"
-    late = np.flatnonzero(~np.isin(command, (_PRE, _REF)) & (served < due))
+    late = np.flatnonzero(~_is_any(command, _PRE, _REF) & (served < due))
     yield "no refresh overdue", late, lambda i: f"refresh {served[i] + 1} is overdue"
 
 

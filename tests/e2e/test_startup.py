@@ -89,11 +89,26 @@ def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
 def test_pytorch_can_be_imported_after_tvm(tmp_path):
     (tmp_path / "torch.py").write_text("VALUE = 7\n", encoding="utf-8")
     code = (
-        "from pimflow.host import native, without_torch; without_torch.install(); native.load(); "
+        "from pimflow.host import native, partial_tvm; partial_tvm.install(); native.load(); "
         "import sys; assert 'torch' not in sys.modules; import torch; assert torch.VALUE == 7"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_commands_load_backends_of_tvm_only_where_they_generate_code_for_them():
+    code = (
+        "from pimflow.host import partial_tvm; partial_tvm.install(); import ctypes, tvm\n"
+        "from tvm.backend import loader; from pimflow.pim_backend.runtime import targets\n"
+        "loaded = [loader.is_loaded('cuda')]\n"
+        "for name in ('llvm+pim', 'cuda+pim'):\n"
+        "    targets.target_by_name(name)\n"
+        "    loaded.append(loader.is_loaded('cuda'))\n"
+        "try: driver = bool(ctypes.CDLL(partial_tvm.CUDA_DRIVER))\n"
+        "except OSError: driver = False\n"
+        "assert loaded == [driver, driver, True], loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_public_name_is_there():

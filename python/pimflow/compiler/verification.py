@@ -23,6 +23,7 @@ from pimflow.errors import VerificationError
 from pimflow.frontend import Network
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.hardware import System
+from pimflow.host.blas_threads import limit_threads
 from pimflow.pim_backend.programs.schedule import BankTiling
 from pimflow.pim_backend.runtime import codegen, targets
 from pimflow.relay_passes.regions.extract_regions import biases, filters
@@ -329,7 +330,8 @@ def check_region(
     max_error = 0.0
     for begin in range(0, g.oc, rows):
         part = slice(begin, min(begin + rows, g.oc))
-        sums = _reference_sums(program, filters[part], x, None if start is None else start[pixels, part])
+        with limit_threads(g.pixels * (part.stop - begin) * g.reduction):
+            sums = _reference_sums(program, filters[part], x, None if start is None else start[pixels, part])
         if sums is None:
             return RegionCheck(region=program.region, error_over_bound=float("inf"), in_range=False)
         max_error = max(max_error, sums.error_over_bound(results[:, part]))

@@ -6,14 +6,13 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 
 from pimflow import zoo
 from pimflow.errors import ModelError, last_line
@@ -24,6 +23,9 @@ from pimflow.frontend.recurrent import GATES, unroll
 from pimflow.frontend.reference import Fp16Storage, Reference, Run
 from pimflow.host.garbage_collection import release_memory
 from pimflow.zoo import foreign
+
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
 
 WEIGHTS_FILE = "weights"
 # What ONNX Runtime says of operators, versions and layouts of the standard that it does not have.
@@ -112,6 +114,8 @@ def open_session(model: onnx.ModelProto, light: onnx.ModelProto, may_be_slow: bo
         if not may_be_slow or not any(text in str(error) for text in _LACKING):
             raise
         bare.graph.initializer.extend(model.graph.initializer)
+        from onnx.reference import ReferenceEvaluator  # reads the schemas of all operators
+
         with convert_runtime_errors():
             session = ReferenceEvaluator(bare)
 

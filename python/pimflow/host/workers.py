@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TypeVar
 
 from pimflow.errors import ProfilerError
-from pimflow.host import without_torch
+from pimflow.host import partial_tvm
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -155,7 +155,7 @@ def _kill_worker(process: subprocess.Popen[bytes]) -> None:
 
 def serve(numbers: Sequence[int]) -> None:
     """Run a worker for each socket of `numbers`: this process, and processes that it forks."""
-    without_torch.install()
+    partial_tvm.install()
     with _watch(numbers[0]):
         for module in PRELOAD:
             importlib.import_module(module)

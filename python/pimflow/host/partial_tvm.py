@@ -1,0 +1,98 @@
+"""Import of TVM without what pimflow's own commands and workers do not use.
+
+No setting prevents these imports (tvm-ffi 0.1.14, TVM 0.27). A program that imports pimflow may need them, so
+the hook is not installed there.
+
+- If PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
+  That takes over a second. Commands and their workers pass no such values to TVM.
+- TVM's sessions on several machines and its back ends for devices raise over a hundred errors in C++ while
+  they are imported; at the first one, the symbols of all libraries are read. That takes 0.3 s. Where there is
+  a CUDA driver, the back ends are loaded as in any program; elsewhere `targets` loads that of CUDA before
+  code is generated for it.
+- Methods of TVM's schedules compare all arguments with their annotations, in Python: a tenth of code
+  generation. Tests of the passes run with these checks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+TORCH = "torch"
+SESSIONS = "tvm.runtime.disco"
+CUDA_DRIVER = "libcuda.so.1"
+
+Execution = Callable[[ModuleType], None]
+
+
+def install() -> None:
+    """Leave out parts of TVM in imports that are still to come; PyTorch can be imported as usual."""
+    if not any(isinstance(finder, _PartialFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PartialFinder())
+
+
+def _execute_without_torch(execute: Execution, module: ModuleType) -> None:
+    """Load a module while PyTorch is hidden."""
+    hidden = TORCH not in sys.modules
+    if hidden:
+        sys.modules[TORCH] = None  # type: ignore[assignment]  # makes its import fail
+    try:
+        execute(module)
+    finally:
+        if hidden:
+            del sys.modules[TORCH]
+
+
+def _execute_without_backends(execute: Execution, module: ModuleType) -> None:
+    """Load the module that loads TVM's back ends, with none to load if there is no CUDA driver."""
+    execute(module)
+    try:
+        ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        vars(module)["_BUILTIN_BACKENDS"] = ()
+
+
+def _execute_without_type_checks(execute: Execution, module: ModuleType) -> None:
+    """Load the module that makes type checks of arguments, so that it makes none."""
+    execute(module)
+    vars(module)["type_checked"] = lambda function: function
+
+
+_EXECUTIONS: dict[str, Callable[[Execution, ModuleType], None]] = {
+    "tvm_ffi": _execute_without_torch,
+    "tvm.relax": _execute_without_torch,
+    "tvm.backend._autoload_backends": _execute_without_backends,
+    "tvm.s_tir.schedule._type_checker": _execute_without_type_checks,
+}
+
+
+class _PartialFinder:
+    """An import hook that loads the modules of `_EXECUTIONS` in their own way, and `SESSIONS` not at all."""
+
+    def __init__(self) -> None:
+        self.remaining = set(_EXECUTIONS)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module that is loaded in its own way; raises `ImportError` for `SESSIONS`."""
+        if name == SESSIONS:
+            raise ImportError("commands of pimflow have no sessions on several machines", name=name)
+        if name not in self.remaining:
+            return None
+        self.remaining.remove(name)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                """Load the module in its own way."""
+                _EXECUTIONS[name](execute, module)
+
+            # `exec_module` of this one loader is replaced on purpose.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
