@@ -13,9 +13,12 @@ import contextlib
 import importlib
 import io
 import json
+import operator
+import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -47,11 +50,12 @@ def copy_simulator(checkout: Path, folder: Path, attention: ServingAttention) ->
     source.write_text(text.replace("attn_model = {", f"attn_model = {{ {entry},"), "utf-8")
     spec = (checkout / "configs" / "pim" / f"{SPEC}.ini").read_text("utf-8")
     (folder / f"{attention.pim}_pim.ini").write_text(spec, "utf-8")
+    root = folder / "profiler" / "perf" / attention.pim / MODEL / VARIANT
     for devices in (1, 2, 4):
-        tables = folder / attention.pim / f"tp{devices}"
+        tables = root / f"tp{devices}"
         tables.mkdir(parents=True)
         (tables / "attention.csv").write_text(attention.attention_csv(devices), "utf-8")
-    (folder / attention.pim / "meta.yaml").write_text("profiler_version: pimflow\n", "utf-8")
+    (root / "meta.yaml").write_text("profiler_version: pimflow\n", "utf-8")
 
 
 def readers(folder: Path) -> tuple[ModuleType, ModuleType]:
@@ -61,11 +65,22 @@ def readers(folder: Path) -> tuple[ModuleType, ModuleType]:
     sys.path.insert(0, str(folder))
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return tuple(
-                importlib.import_module(f"serving.core.{name}") for name in ("trace_generator", "pim_model")
-            )
+            generator = importlib.import_module("serving.core.trace_generator")
+            return generator, importlib.import_module("serving.core.pim_model")
     finally:
         sys.path.remove(str(folder))
+
+
+@contextlib.contextmanager
+def below(folder: Path) -> Iterator[None]:
+    """Work in a directory below a root, where the simulator expects to run."""
+    before = Path.cwd()
+    (folder / "astra-sim").mkdir()
+    os.chdir(folder / "astra-sim")
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def largest(errors: list[float]) -> str:
@@ -78,21 +93,19 @@ def lines(checkout: Path, pim: str, profiling: Profiling) -> list[str]:
     attention = exported(MODEL, pim, LENGTHS, profiling)
     between = exported(MODEL, pim, (*BETWEEN, max(LENGTHS)), profiling)
     scaled = exported(SCALED_MODEL, pim, LENGTHS, profiling)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         copy_simulator(checkout, folder, attention)
         generator, pim_model = readers(folder)
-        generator._variant_root = lambda *_: str(folder / pim)
-        generator._load_architecture = lambda _: {"catalog": {}, "sequence": []}
-        database = generator._load_perf_db(pim, MODEL, VARIANT, {1, 2, 4}, ARCHITECTURE)
+        # They have no public names.
+        load, look_up = operator.attrgetter("_load_perf_db", "_lookup_attention")(generator)
+        with below(folder):
+            database = load(pim, MODEL, VARIANT, {1, 2, 4}, ARCHITECTURE)
 
         def table_errors(rows: ServingAttention) -> list[float]:
             """Errors of the simulator's look-ups at rows of ours."""
             return [
-                generator._lookup_attention(
-                    database, attention.kv_heads // row.kv_heads, 0, 0, row.batch, row.tokens
-                )
-                / row.ns
+                look_up(database, attention.kv_heads // row.kv_heads, 0, 0, row.batch, row.tokens) / row.ns
                 - 1
                 for row in rows.rows
             ]
