@@ -13,7 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_generate import PAGE, PIMS, replace_block
+from bench_generate import PAGE, PIMS
+from configurations import fill
 from papers.attention_crossovers import Crossing, crossing, speedup_chart
 
 from pimflow import Profiling, system
@@ -97,9 +98,9 @@ def main() -> None:
         lines += (rows := table(pim, points_by_pim[pim]))
         print(*rows, sep="\n", flush=True)
     if arguments.write:
-        page = replace_block(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines))
+        page = fill(PAGE.read_text(encoding="utf-8"), "attention", "\n".join(lines))
         slower = "\n".join(slowdown_text(pim, points) for pim, points in points_by_pim.items())
-        PAGE.write_text(replace_block(page, "crossovers", slower), "utf-8")
+        PAGE.write_text(fill(page, "crossovers", slower), "utf-8")
         pictures.save(PICTURE, speedup_chart(points_by_pim), "Attention in PIM")
 
 

@@ -24,6 +24,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from configurations import fill
+
 from pimflow import Generation, Profiling, generate, search, system, zoo
 from pimflow.commands.generate.decoding import shared_regions
 from pimflow.commands.generate.generation import StepCosts
@@ -270,16 +272,9 @@ def with_row(text: str, new_row: str, name: str = "decode", head: Sequence[str] 
 
     body = re.search(rf"<!-- {name} begin[^>]*-->\n(.*?)<!-- {name} end -->", text, re.DOTALL)
     assert body is not None
-    rows = {key(entry): entry for entry in (*body[1].splitlines()[len(head) :], new_row)}
-    return replace_block(text, name, "\n".join([*head, *(rows[entry] for entry in sorted(rows))]))
-
-
-def replace_block(text: str, name: str, body: str) -> str:
-    """`text` with `body` between the two marks called `name`."""
-    pattern = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-    new_text, count = re.subn(pattern, lambda match: f"{match[1]}{body}\n{match[2]}", text, flags=re.DOTALL)
-    assert count == 1, name
-    return new_text
+    old_rows = [entry for entry in body[1].splitlines() if entry.startswith("|")][len(head) :]
+    rows = {key(entry): entry for entry in (*old_rows, new_row)}
+    return fill(text, name, "\n".join([*head, *(rows[entry] for entry in sorted(rows))]))
 
 
 def main() -> None:
@@ -300,7 +295,7 @@ def main() -> None:
                 lines.append(process.submit(plan_row, arguments.plans, plan).result())
             print(lines[-1], flush=True)
             if arguments.write:
-                PAGE.write_text(replace_block(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
+                PAGE.write_text(fill(PAGE.read_text("utf-8"), "plans", "\n".join(lines)), "utf-8")
         return
     cache = ResultCache(default_path())
     profiling = Profiling(cache=cache)
@@ -309,7 +304,7 @@ def main() -> None:
         cache.close()
         print(*lines, sep="\n")
         if arguments.write:
-            PAGE.write_text(replace_block(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
+            PAGE.write_text(fill(PAGE.read_text("utf-8"), "parts", "\n".join(lines)), "utf-8")
         return
     if arguments.grid:
         grid(arguments.models or GRID, arguments.batches, profiling, arguments.write)
@@ -328,9 +323,7 @@ def main() -> None:
             (PAGE, recording(RECORDED_COMMAND)),
             (README, recording(SHORT_COMMAND, complete=False)),
         ):
-            path.write_text(
-                replace_block(path.read_text(encoding="utf-8"), "recording", text), encoding="utf-8"
-            )
+            path.write_text(fill(path.read_text(encoding="utf-8"), "recording", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ puts the table on docs/language_models.md, a row when it is done.
 import argparse
 from pathlib import Path
 
-from bench_generate import best_gpu_cell, replace_block
+from bench_generate import best_gpu_cell
+from configurations import fill
 
 from pimflow import search, system, zoo
 from pimflow.commands.generate.decoding import Lengths, shared_regions, step_times
@@ -79,7 +80,7 @@ def main() -> None:
                 lines.append(line(model, pim, kind, Profiling(cache=cache)))
                 print(lines[-1], flush=True)
                 if arguments.write:
-                    text = replace_block(PAGE.read_text("utf-8"), "narrow", "\n".join(lines))
+                    text = fill(PAGE.read_text("utf-8"), "narrow", "\n".join(lines))
                     PAGE.write_text(text, "utf-8")
     cache.close()
 

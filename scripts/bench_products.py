@@ -11,7 +11,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench_generate import PAGE, PIMS, replace_block
+from bench_generate import PAGE, PIMS
+from configurations import fill
 from papers.product_crossovers import (
     ProductCrossing,
     first_slower_tokens,
@@ -105,7 +106,7 @@ def main() -> None:
         page = PAGE.read_text(encoding="utf-8")
         bodies = {"products": [*head, *rows], "products behind": crossing_lines, "uses": [bounds]}
         for name, lines in bodies.items():
-            page = replace_block(page, name, "\n".join(lines))
+            page = fill(page, name, "\n".join(lines))
         PAGE.write_text(page, encoding="utf-8")
         pictures.save(PICTURE, speedup_chart(points_by_pim), "Products with weights on both devices")
 

@@ -25,6 +25,7 @@ def text(
 
 PUBLISHED = "16 of 32 channels with PIM, partitioned, but pimflow time-shared"
 LISTED = "as listed"
+LISTED_STEPS = "fp16, batch and tokens as listed"
 # By page, then by the name of a table.
 CONFIGURATIONS = {
     "README.md": {"results": text("and timing by column, `paper` with ramulator-pimflow", "else strict")},
@@ -39,6 +40,15 @@ CONFIGURATIONS = {
         "findings-accounting": text(LISTED, "strict, in `paper` ramulator-pimflow"),
         "findings-gpu": text("paper", "ramulator-pimflow", channels=PUBLISHED),
         "findings-energy": text(),
+    },
+    "docs/language_models.md": {
+        **{
+            name: text(pim="the device listed", values=LISTED_STEPS)
+            for name in ("decode", "grid", "products", "products behind", "attention")
+        },
+        "parts": text(pim="the device listed", values="fp16, batch 1, 1024 tokens"),
+        "narrow": text(pim="the device listed", values="weights as listed, batch 1, 1024 tokens"),
+        "plans": text(values="fp16, batch 1"),
     },
     "docs/results.md": {
         "copies": text(),

@@ -109,7 +109,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2": (
         "DeepseekV2",
-        {"n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS, **_MLA, "q_lora_rank": None},
+        {
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.7},
+            **_EXPERTS,
+            **_MLA,
+            "q_lora_rank": None,
+        },
     ),
 }
 
@@ -254,8 +261,8 @@ _ARCHITECTURES = {
 }
 
 
-def write_gguf(family: str, folder: Path) -> Path:
-    """As llama.cpp's convert_hf_to_gguf.py lays out keys and tensors."""
+def write_gguf(family: str, folder: Path, older: bool = False) -> Path:
+    """As llama.cpp's convert_hf_to_gguf.py lays out keys and tensors, or did for DeepSeek's if `older`."""
     write_folder(family, folder)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
@@ -266,9 +273,9 @@ def write_gguf(family: str, folder: Path) -> Path:
         raise NotImplementedError(f"GGUF has no architecture for {kind}")
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, name)
-    _write_keys(writer, name, config)
+    _write_keys(writer, name, config, older)
     names = gguf.get_tensor_name_map(by_name[name], _first(config, "num_hidden_layers", "n_layer"))
-    for label, values in _gguf_tensors(name, config, tensors).items():
+    for label, values in _gguf_tensors(name, config, tensors, older).items():
         stored = label if label.startswith("rope_") else names.get_name(label, (".weight", ".bias"))
         if stored is None:
             raise NotImplementedError(f"GGUF has no name for {label}")
@@ -284,7 +291,7 @@ def _first(config: dict[str, Any], *names: str) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
-def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
+def _write_keys(writer: Any, name: str, config: dict[str, Any], older: bool) -> None:
     """The table of a file."""
     hidden, heads = _first(config, "hidden_size", "n_embd"), _first(config, "num_attention_heads", "n_head")
     rope = config.get("rope_parameters") or {}
@@ -295,7 +302,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     writer.add_block_count(_first(config, "num_hidden_layers", "n_layer"))
     writer.add_feed_forward_length(_first(config, "intermediate_size", "n_inner") or 4 * hidden)
     writer.add_head_count(heads)
-    shared = 1 if name in ("deepseek2", "falcon") else _first(config, "num_key_value_heads") or heads
+    is_single = name == "falcon" or (name == "deepseek2" and not older)
+    shared = 1 if is_single else _first(config, "num_key_value_heads") or heads
     writer.add_head_count_kv(shared)
     if config.get("rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -333,7 +341,7 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     if name == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     if name == "deepseek2":
-        _write_latent_keys(writer, config)
+        _write_latent_keys(writer, config, older)
     if name == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if rope.get("rope_type") == "longrope":
@@ -345,18 +353,22 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("mscale_all_dim"):
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
-def _write_latent_keys(writer: Any, config: dict[str, Any]) -> None:
+def _write_latent_keys(writer: Any, config: dict[str, Any], older: bool) -> None:
     """What DeepSeek's files have beside the keys of all: sizes of cached vectors, and how routers choose."""
     rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
     writer.add_kv_lora_rank(rank)
     if config.get("q_lora_rank"):
         writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_key_length(rank + turned)
-    writer.add_value_length(rank)
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
-    writer.add_value_length_mla(config["v_head_dim"])
+    size = config["qk_nope_head_dim"] + turned
+    writer.add_key_length(size if older else rank + turned)
+    writer.add_value_length(config["v_head_dim"] if older else rank)
+    if not older:
+        writer.add_key_length_mla(size)
+        writer.add_value_length_mla(config["v_head_dim"])
     writer.add_rope_dimension_count(turned)
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_expert_shared_count(config["n_shared_experts"])
@@ -389,7 +401,9 @@ def _joined_experts(label: str, values: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _gguf_tensors(
+    name: str, config: dict[str, Any], tensors: dict[str, np.ndarray], older: bool
+) -> dict[str, np.ndarray]:
     """Tensors as the converter changes them, by their names in transformers."""
     heads = _first(config, "num_attention_heads", "n_head")
     shared = _first(config, "num_key_value_heads") or heads
@@ -407,7 +421,7 @@ def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarr
             label = label.removeprefix("transformer.")
         if name in ("gptneox", "bloom") and "query_key_value" in label:
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
-        if "kv_b_proj" in label:
+        if "kv_b_proj" in label and not older:
             results |= _latent_parts(label, values, config)
         elif name == "gpt-oss" and ".experts." in label:
             results |= _joined_experts(label, values)

@@ -6,6 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
+from papers.deep_fusion_remainder import remainder_rows
 from papers.deep_fusion_terms import term_rows
 from papers.deep_reuse import overlap
 
@@ -133,7 +134,7 @@ def target_rows(
         ("VGG-19", f"{reductions['vgg-19']:.1%}", "18 %", "15 %", reductions["vgg-19"] >= 0.18),
         ("speed-up, roofline, geometric mean", f"{roofline:.2f} x", "1.9 x", "", roofline >= 1.9),
         ("speed-up over serial, geometric mean", f"{serial:.2f} x", "2.2 x", "1.6 x", serial >= 2.2),
-        ("share of the ideal reduction, folded, mean", f"{share:.1%}", "60 %", "", share >= 0.6),
+        ("share of the ideal reduction, folded, mean", f"{share:.1%}", "75 %", "", share >= 0.75),
         (
             f"ResNet-18 with {TUCKER}, of the original unfused", f"{tucker.reduction:.1%}", "90 %", "",
             tucker.reduction >= 0.9,
@@ -224,6 +225,7 @@ def main() -> None:
         "99.6": neurons(resnet18),
         "figures 8 and 9": figures_8_and_9(plans),
         "folded": figures_8_and_9({name: {BEST: plan} for name, plan in folded.items()}),
+        "remainder": remainder_rows(folded),
         "must reach": target_rows(best, folded, tucker),
         "objectives": objective_rows(graphs["googlenet"]),
         "tucker": tucker_rows(tucker, folded["resnet-18"].dram_bytes_unfused),

@@ -203,7 +203,7 @@ def tables(rows: int, half: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gqa_model(
-    past: int, tokens: int, *, length: int = 0, heads=4, kv_heads=2, size=16, batch=1, **attributes
+    past: int, tokens: int, *, length=0, heads=4, kv_heads=2, size=16, batch=1, sinks=False, **attributes
 ):
     """GroupQueryAttention, and its operands: a cache of `length` places, or one that grows."""
     total = past + tokens
@@ -227,6 +227,10 @@ def gqa_model(
     if not places:
         inputs = {name: array for name, array in inputs.items() if not name.startswith("past")}
     model = one_node("GroupQueryAttention", inputs, results, constants, **node_attributes)
+    if sinks:
+        operands = list(model.graph.node[0].input)
+        model.graph.node[0].input[:] = [*operands, *[""] * (11 - len(operands)), "head_sink"]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(query(heads, seed=5), "head_sink"))
     if not places:
         operands = list(model.graph.node[0].input)
         model.graph.node[0].input[:] = [*operands[:3], "", "", *operands[3:]]

@@ -21,6 +21,7 @@ from pimflow.commands.shared import prepare
 from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
 from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.fusion import Accelerator, GroupTiling, LayerGraph
+from pimflow.fusion.region_layers import input_tensors
 from pimflow.fusion.run_costs import Objective, RunCosts
 from pimflow.hardware import System
 from pimflow.placement import Goal, search
@@ -158,7 +159,7 @@ def separate_rates_ns(graph: RegionGraph, system: System) -> float:
         best_ns.append(best_ns[-1] + times_ns[end - 1])
         for begin in groups_by_end.get(end, []):
             regions = graph.regions[begin:end]
-            sizes = {n: size for r in regions for n, size in zip(r.inputs, r.input_elements)}
+            sizes = {n: size for r in regions for n, size in zip(input_tensors(r), r.input_elements)}
             reads = sum(sizes[name] for name in operands(regions)) * element
             filters = sum(region.weight_bytes(dtype) for region in regions)
             writes = regions[-1].output_elements * element

@@ -176,7 +176,7 @@ class DecoderSession:
 )
 def test_steps_with_a_cache_are_the_whole_sequence(decoder, windows, factors, tokens, first, room):
     """Of the graph and of the decoder in NumPy, by each other; what is masked is of no account."""
-    divisors = tuple(np.linspace(1, 4, decoder.turned_size // 2)) if factors else ()
+    divisors = tuple(np.linspace(1, 4, decoder.rotation_size // 2)) if factors else ()
     decoder = replace(decoder, windows=windows[: decoder.layers], rotary_factors=divisors)
     tokens, first = np.array(tokens), min(first, len(tokens) - 1)
     prompt, token = (

@@ -14,7 +14,7 @@ pytest.importorskip("gguf")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import torch
-from language_exports import FAMILIES, make_model, write_form
+from language_exports import FAMILIES, make_model, write_form, write_gguf
 
 from pimflow import zoo
 from pimflow.zoo.language.decoder_files import read_decoder
@@ -32,6 +32,17 @@ def test_logits_are_those_of_transformers(family, form, tmp_path):
         path = write_form(family, form, tmp_path)
     except NotImplementedError as error:
         pytest.skip(str(error))
+    require_logits(family, path)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_older_files_of_deepseek_are_read(family, tmp_path):
+    """They have one product for the keys and values of all heads."""
+    require_logits(family, write_gguf(family, tmp_path, older=True))
+
+
+def require_logits(family, path):
+    """Raise unless a file gives the logits of transformers."""
     decoder = read_decoder(path)
     ours = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64).step(TOKENS)
     with torch.no_grad():

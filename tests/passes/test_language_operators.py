@@ -92,6 +92,8 @@ GROUPED = {
     "a window": {"past": 6, "tokens": 1, "local_window_size": 3},
     "a prompt": {"past": 0, "tokens": 4, "do_rotary": 1},
     "one head for all": {"past": 5, "tokens": 1, "kv_heads": 1},
+    "a smooth softmax": {"past": 5, "tokens": 1, "length": 12, "smooth_softmax": 1},
+    "sinks": {"past": 5, "tokens": 1, "do_rotary": 1, "sinks": True, "local_window_size": 3},
 }
 
 
@@ -108,13 +110,63 @@ def test_grouped_queries_are_one_call_over_the_cache():
     assert attention.positioned and attention.causal
 
 
-@pytest.mark.parametrize("attributes", [{"smooth_softmax": 1}, {"k_quant_type": "PER_TENSOR"}])
+@pytest.mark.parametrize("attributes", [{"sliding_window_cache": 1}, {"k_quant_type": "PER_TENSOR"}])
 def test_what_is_not_supported_is_refused_by_name(attributes):
     model, _ = gqa_model(5, 1, **attributes)
     with pytest.raises(
         UnsupportedOpError, match=f"GroupQueryAttention of node 'node'.*{next(iter(attributes))}"
     ):
         frontend.load(model)
+
+
+EXPERTS = {
+    "a few rows": {"rows": 1, "activation_type": "silu"},
+    "many rows": {"rows": 5, "activation_type": "gelu", "normalize_routing_weights": 1},
+    "gates": {"rows": 5, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1},
+    "clamped gates": {
+        "rows": 1,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": 1.702,
+        "activation_beta": 1.0,
+        "swiglu_limit": 0.5,
+    },
+    "without biases": {"rows": 5, "activation_type": "relu", "biased": False},
+}
+
+
+def experts_model(rows: int, activation_type: str, biased: bool = True, **attributes):
+    """MoE of 6 experts, of which 2 are chosen, and its operands."""
+    wide = 2 if activation_type == "swiglu" else 1
+    inputs = {
+        "x": query(1, rows, 8),
+        "router": query(rows, 6, seed=1),
+        "first": query(6, 10 * wide, 8, seed=2),
+        "first_bias": query(6, 10 * wide, seed=3),
+        "second": query(6, 8, 10, seed=4),
+        "second_bias": query(6, 8, seed=5),
+    }
+    names = [name if biased or "bias" not in name else "" for name in inputs]
+    inputs = {name: array for name, array in inputs.items() if name in names}
+    constants = [name for name in inputs if name not in ("x", "router")]
+    attributes |= {"k": 2, "activation_type": activation_type}
+    model = one_node("MoE", inputs, {"y": (1, rows, 8)}, constants, **attributes)
+    model.graph.node[0].input[:] = names
+    return model, inputs
+
+
+@pytest.mark.parametrize("made", long_but(["a few rows", "many rows"], EXPERTS))
+def test_experts_of_microsoft(made):
+    require_alike(*experts_model(**made))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"activation_type": "tanh"}, "'tanh'"), ({"activation_type": "swiglu"}, "do not take turns")],
+)
+def test_experts_that_are_not_supported_are_refused(changes, says):
+    with pytest.raises(UnsupportedOpError, match=f"MoE of node 'node'.*{says}"):
+        frontend.load(experts_model(rows=1, **changes)[0])
 
 
 def heads_of_microsoft(*, past=0, bias=False, added=False, padded=False, tokens=2, keys=5, **attributes):

@@ -139,6 +139,32 @@ def test_a_group_gives_what_its_layers_give(mod, data):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_group_reads_what_another_kernel_stores_beside_its_result():
+    """A concatenation that the kernel of its first reader makes, and the result of that kernel."""
+
+    def network(emit, x):
+        parts = [
+            emit(op.nn.relu(emit(convolution(x, constant(8, 1, 1, 8)), name))) for name in ("left", "right")
+        ]
+        both = emit(op.concat(parts, 3))
+        first = emit(op.nn.relu(emit(convolution(both, constant(8, 1, 1, 16)), "first")))
+        y = emit(op.nn.relu(emit(convolution(both, constant(8, 1, 1, 16)), "reduce")))
+        y = emit(op.nn.relu(emit(convolution(y, constant(8, 3, 3, 8), padding=1), "expand")))
+        return emit(op.add(first, y), "sum")
+
+    mod, covers = flat(network, (1, 9, 7, 8)), ("reduce", "expand")
+    tilings, groups = choices(mod)
+    host, layers = tilings.layers.layers[tilings.layers.index["first"]], tilings.layers
+    assert covers in groups and host.extra_output in layers.layers[layers.index["reduce"]].inputs
+    assert tilings.kernel(covers, GroupTiling()).input_bytes == 2 * 9 * 7 * (16 + 8)  # the sum has `first`
+    after = OutlineGroups({covers: "tiles 1x3x2"})(mod)
+    operands = inputs(mod)
+    with as_planned():
+        results = outputs(after, operands)
+    for result, expected in zip(results, run(mod, *operands), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def block(emit, x):
     """Expansion, depthwise convolution, projection and sum, between two kernels."""
     x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")

@@ -79,7 +79,7 @@ def test_each_change_of_use_is_charged_and_no_wide_kernel_runs_beside_pim(proble
     graph, table = problem
     for chosen, latency_ns, _ in all_covers(graph, table):
         assert latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
-        events = execute(graph, chosen, table).events
+        events = execute(graph, chosen, table).timeline.events
         busy = [(e.start_ps, e.end_ps) for e in events if e.resource == "pim"]
         busy = sorted([*busy, *((e.begun_ps, e.end_ps) for e in events if "pim" in e.also)])
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(busy))

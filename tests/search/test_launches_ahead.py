@@ -30,7 +30,7 @@ def test_a_launch_waits_for_the_task_before_it_on_its_device_to_begin(problem):
         assert quick.latency_ns == latency_ns
         assert zero_launch_latency_ns(graph, chosen, ahead) <= latency_ns <= slow.latency_ns
         begun: dict[str, int] = {}
-        for given_in_turn, event in zip(slow.events, quick.events, strict=True):
+        for given_in_turn, event in zip(slow.timeline.events, quick.timeline.events, strict=True):
             launch_ps = given_in_turn.begun_ps - given_in_turn.start_ps
             if launch_ps:
                 assert event.begun_ps - begun.get(event.resource, 0) >= launch_ps

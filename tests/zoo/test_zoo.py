@@ -210,6 +210,7 @@ def external(path, keep):
 BAD_FILES = {
     "missing": (lambda path: None, "No such file"),
     "directory": (lambda path: path.mkdir(), "directory"),
+    "a decoder": (lambda path: (path.mkdir(), (path / "config.json").write_text("{}")), "pimflow generate"),
     "empty": (lambda path: path.write_bytes(b""), "no nodes"),
     "text": (lambda path: path.write_text("hello, world\n" * 9), "not an ONNX file"),
     "random": (lambda path: path.write_bytes(np.random.Philox(1).random_raw(99)), "not an ONNX"),

@@ -13,6 +13,7 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
+from pimflow.frontend.onnx_experts import mixture_of_experts
 from pimflow.frontend.onnx_node import OnnxNode
 from pimflow.frontend.onnx_rotary import (
     angle_rows,
@@ -181,8 +182,7 @@ def _score_output(
 def group_query_attention(node: OnnxNode) -> relax.Expr:
     """Convert GroupQueryAttention of com.microsoft: rotary embedding, cache update and attention."""
     node.refuse_unsupported(
-        *("smooth_softmax", "kv_cache_bit_width", "k_quant_type", "v_quant_type", "sliding_window_cache"),
-        after=11,
+        *("kv_cache_bit_width", "k_quant_type", "v_quant_type", "sliding_window_cache"), after=12
     )
     if node.results > 3:
         raise UnsupportedOpError("result 'output_qk' is not supported")
@@ -221,13 +221,23 @@ def group_query_attention(node: OnnxNode) -> relax.Expr:
         softcap=float(node.number("softcap")),
         positioned=not prompt,
         masked=bias is not None,
+        sinks=node.operand(11) is not None or bool(node.number("smooth_softmax")),
     )
     operands = [q, k, v]
     operands += [] if bias is None else [_additive_mask(node, bias, config)]
+    operands += [_sinks(node, heads)] if config.sinks else []
     operands += [position] if config.positioned else []
     return relax.Tuple(
         [node.merge_heads(node.emit_attention(config, operands)), k, v][: max(node.results, 1)]
     )
+
+
+def _sinks(node: OnnxNode, heads: int) -> relax.Expr:
+    """The sinks of a GroupQueryAttention, [1, heads, 1, 1]; zeros if its softmax is only smooth."""
+    sinks = node.operand(11)
+    if sinks is None:
+        return relax.const(np.zeros((1, heads, 1, 1), np.float32))
+    return node.emit(op.reshape(sinks, (1, heads, 1, 1)))
 
 
 def _cache_length(node: OnnxNode, past: int, total: int | None, tokens: int) -> int:
@@ -330,6 +340,7 @@ CONVERTERS: dict[tuple[str, str], Callable[[OnnxNode], relax.Expr]] = {
     ("", "RotaryEmbedding"): rotary_embedding,
     ("", "SimplifiedLayerNormalization"): rms_normalization,
     (MICROSOFT, "SimplifiedLayerNormalization"): rms_normalization,
+    (MICROSOFT, "MoE"): mixture_of_experts,
     (MICROSOFT, "GroupQueryAttention"): group_query_attention,
     (MICROSOFT, "MultiHeadAttention"): multi_head_attention,
     (MICROSOFT, "RotaryEmbedding"): microsoft_rotary_embedding,

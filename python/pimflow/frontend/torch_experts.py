@@ -25,7 +25,7 @@ _KEPT_META = ("nn_module_stack", "stack_trace")  # what says which module a node
 
 
 @contextlib.contextmanager
-def known_grouped_product() -> Iterator[None]:
+def grouped_product_definition() -> Iterator[None]:
     """Context in which programs with transformers' grouped product are read, though it is not imported."""
     import torch
 
@@ -62,6 +62,7 @@ def _replace_product(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     aten = torch.ops.aten
 
     def call(target: Any, *args: Any) -> torch.fx.Node:
+        """A call of an operator, which is from the same module."""
         result = graph.call_function(target, args)
         result.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         return result

@@ -175,7 +175,7 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
     previous_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
-        with torch_experts.known_grouped_product():
+        with torch_experts.grouped_product_definition():
             torch_archive.require_plain(path)
             with torch_archive.weights_only(), torch_archive.plain_containers():
                 program = torch.export.load(path)

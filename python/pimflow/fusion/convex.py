@@ -115,7 +115,7 @@ def convex_sets(
             layer = graph.layers[position]
             for name in (layer.name, *layer.inputs):
                 tensors[index] |= numbers[name]
-            for reader in graph.readers[layer.name]:
+            for reader in (reader for name in layer.output_names for reader in graph.readers[name]):
                 readers[index] |= 1 << link_of[reader]
         readers[index] &= ~(1 << index)
     reached = [0] * len(links)

@@ -98,6 +98,8 @@ class GrowingGroup:
             self.allowed &= self.candidates.fits(shape)
             self.store_elements += math.prod(shape)
         self.store_elements += layer.extra_output_elements
+        if layer.extra_output in self.required:  # tiles would read what other tiles have not stored yet
+            self.allowed[:] = False
         assert required is not None, "a later layer reads what is not stored"
         tile, fresh = self._tile(required, shape[3])
         self._set_live(name, tile, step, self.last.setdefault(name, step))

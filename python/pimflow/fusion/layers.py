@@ -64,6 +64,8 @@ class Layer:
         Whether the unfused layer moves nothing, since its operands are parts of its result.
     extra_output_elements : int
         Elements that are stored besides the result, fused or not.
+    extra_output : str
+        The tensor of these elements, if other layers read it; they are not in a group with this layer.
     """
 
     name: str
@@ -77,6 +79,12 @@ class Layer:
     in_place: bool = False
     view: bool = False
     extra_output_elements: int = 0
+    extra_output: str = ""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The result, and the extra output if others read it."""
+        return (self.name, self.extra_output) if self.extra_output else (self.name,)
 
     @property
     def filter_elements(self) -> int:
@@ -106,7 +114,7 @@ class LayerGraph:
     @functools.cached_property
     def index(self) -> dict[str, int]:
         """By tensor, the position of the layer that computes it."""
-        return {layer.name: position for position, layer in enumerate(self.layers)}
+        return {name: position for position, layer in enumerate(self.layers) for name in layer.output_names}
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[int, ...]]:

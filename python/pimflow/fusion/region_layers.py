@@ -15,6 +15,7 @@ _KINDS = {
     "fc": "inner_product",
 }
 _KINDS |= {"mean": "pooling", "concat": "concat", "nn.softmax": "softmax", "nn.pad": "pad"}
+EXTRA = ".extra"  # what the name of an extra output has after that of its region
 # Operators that move elements to other places: results may read any element.
 _MOVING = {"permute_dims", "reshape", "strided_slice", "take", "split", "flip", "tile", "nn.pad"}
 
@@ -23,12 +24,29 @@ def layers_from_regions(regions: RegionGraph) -> LayerGraph:
     """Read regions as layers; an unfused concatenation whose operands are parts of it moves nothing."""
     shapes: dict[str, Shape] = {}
     layers = []
+    extra_outputs = {
+        name
+        for region in regions.regions
+        for position, name in enumerate(input_tensors(region))
+        if position in region.extra_inputs
+    }
     for region in regions.regions:
-        for name, dims in zip(region.inputs, region.input_shapes):
+        for name, dims in zip(input_tensors(region), region.input_shapes):
             if name.startswith("%"):
                 shapes.setdefault(name, _input_shape(region, dims))
-        layers.append(_layer(region, shapes))
+            elif name in extra_outputs:
+                shapes[name] = _shape(dims)
+        extra_output = region.name + EXTRA
+        layers.append(_layer(region, shapes, extra_output if extra_output in extra_outputs else ""))
     return LayerGraph(name=regions.name, layers=tuple(layers), shapes=shapes, outputs=regions.outputs)
+
+
+def input_tensors(region: Region) -> tuple[str, ...]:
+    """The tensors that a region reads, in the order of its inputs; an extra output has a name of its own."""
+    return tuple(
+        name + EXTRA if position in region.extra_inputs else name
+        for position, name in enumerate(region.inputs)
+    )
 
 
 def _shape(dims: tuple[int, ...]) -> Shape:
@@ -48,7 +66,7 @@ def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
     return _shape(dims)
 
 
-def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
+def _layer(region: Region, shapes: dict[str, Shape], extra_output: str) -> Layer:
     window = region.geometry or region.kernel.pooling
     result = _shape(region.output_shape)
     if window is not None and math.prod(window_result := _window_shape(window)) == region.output_elements:
@@ -57,7 +75,8 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
     maps: list[Maps] = []
     begin = 0
-    for name in region.inputs:
+    inputs = input_tensors(region)
+    for name in inputs:
         x = shapes[name]
         if window is not None and not maps and x == (window.n, window.h, window.w, window.c):
             channels = RangeMap.blocks(window.c, window.oc, window.groups)
@@ -71,7 +90,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
             maps.append(broadcast_maps(x, result))
     maps = [
         axes if tuple(axis.output_extent for axis in axes) == result else full_maps(shapes[name], result)
-        for name, axes in zip(region.inputs, maps)
+        for name, axes in zip(inputs, maps)
     ]
     geometry = region.geometry
     filters = geometry.oc if geometry else 1
@@ -82,7 +101,7 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
     return Layer(
         name=region.name,
         kind="pooling" if region.kernel.pooling else kind,
-        inputs=region.inputs,
+        inputs=inputs,
         maps=tuple(maps),
         weight_elements=region.kernel.weight_elements,
         filters=min(filters, max(1, region.kernel.weight_elements)),
@@ -90,9 +109,10 @@ def _layer(region: Region, shapes: dict[str, Shape]) -> Layer:
         operations=2 * macs + region.output_elements * steps,
         in_place=not region.kernel.has_anchor
         and not moves
-        and all(shapes[name] == result for name in region.inputs),
+        and all(shapes[name] == result for name in inputs),
         view=region.is_view,
         extra_output_elements=region.kernel.extra_output_elements,
+        extra_output=extra_output,
     )
 
 

@@ -33,7 +33,7 @@ from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pins, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
 from pimflow.placement.candidates.l2_reuse import mode_switch_cost
-from pimflow.placement.costs.costs import Costs, Profiling
+from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
 from pimflow.placement.reasons import reason
@@ -49,17 +49,6 @@ from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-__all__ = [
-    "CandidateGenerator",
-    "Costs",
-    "Evaluation",
-    "Goal",
-    "Profiling",
-    "SearchResult",
-    "profile",
-    "search",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +138,6 @@ class SearchResult(SearchedNetwork):
     def speedup(self) -> float:
         """Latency of `baseline` over that of the plan."""
         return self.baseline.latency_ns / self.evaluation.latency_ns
-
-    @property
-    def costs(self) -> Costs:
-        """The costs of its candidates."""
-        return self.generator.costs
 
     @functools.cached_property
     def candidate_by_region(self) -> dict[str, Candidate]:

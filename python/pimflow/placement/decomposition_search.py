@@ -99,12 +99,8 @@ class _Mixture:
     rules: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    """A group of regions in tiles, and the mixture that it belongs to."""
-
-    mixture: _Mixture
-    tiled: TiledGroup
+# A group of regions in tiles, and the mixture that it belongs to.
+_Group = tuple[_Mixture, TiledGroup]
 
 
 class AlternativeCandidates:
@@ -131,7 +127,10 @@ class AlternativeCandidates:
         self.base = _Mixture(generator=generator.with_graph(self.graph, self.min_l2_rereads), rules=rules)
         self.uniform_mixtures = [
             self.base,
-            *(self._uniform_mixture(self.base, rule) for rule in range(1, len(alternatives.decomposed))),
+            *(
+                self._with_rules(self.base, dict.fromkeys(alternatives.independent_layers, rule))
+                for rule in range(1, len(alternatives.decomposed))
+            ),
         ]
         self.original = self._with_rules(self.base, dict.fromkeys(alternatives.independent_layers))
 
@@ -158,8 +157,11 @@ class AlternativeCandidates:
             self._add(by_region, mixture, itertools.chain(*rule_table.candidates.values()))
             epilogue_costs |= self._link_costs(mixture, rule_table.epilogue_cost)
             fused_epilogue_costs |= self._link_costs(mixture, rule_table.fused_epilogue_cost)
-        generate = self._mixed_plan_generator(self.original.generator)
-        self._add(by_region, self.original, self._original_candidates(self.original, generate))
+        original = self.original.generator
+        layer_candidates = self._original_candidates(
+            lambda layer: channel_modes.channel_variants(original, original.candidates(layer))
+        )
+        self._add(by_region, self.original, layer_candidates)
         for mixture, pipeline_candidates in self._pipelines(self.base):
             self._add(by_region, mixture, pipeline_candidates)
         self._fuse(by_region, self.groups, 0)
@@ -176,8 +178,7 @@ class AlternativeCandidates:
     @functools.cached_property
     def gpu_only_plans(self) -> PlanSearch:
         """The search of plans of any alternatives on the GPU alone."""
-        candidates = self._gpu_only_candidates(self.original, self.groups)
-        table = _with_candidates(self.base_table, candidates)
+        table = _with_candidates(self.base_table, self._gpu_only_candidates())
         return PlanSearch(self.graph, table, self.system, self.goal)
 
     def _with_rules(self, base: _Mixture, changes: Mapping[str, int | None]) -> _Mixture:
@@ -208,9 +209,6 @@ class AlternativeCandidates:
                 l2_rereads[region.name] = max(l2_rereads.get(region.name, 0.0), generator.l2_rereads(region))
         return l2_rereads
 
-    def _uniform_mixture(self, base: _Mixture, rule: int) -> _Mixture:
-        return self._with_rules(base, dict.fromkeys(self.alternatives.independent_layers, rule))
-
     def _link_costs(self, mixture: _Mixture, edges: Mapping[str, EdgeCost]) -> dict[str, EdgeCost]:
         """Costs of deferred epilogues between two links of a chain, which differ by rule."""
         return {
@@ -222,21 +220,15 @@ class AlternativeCandidates:
     def _rule_name(self, layer: str, mixture: _Mixture) -> str:
         return self.alternatives.rules[mixture.rules[layer]]
 
-    def _original_candidates(
-        self, original: _Mixture, generate: Callable[[Region], Sequence[Candidate]]
-    ) -> Iterator[Candidate]:
+    def _original_candidates(self, generate: Callable[[Region], Sequence[Candidate]]) -> Iterator[Candidate]:
         """Candidates of the original free layers, one by one."""
         for layer in self.alternatives.independent_layers:
-            for candidate in generate(original.generator.graph.region(layer)):
+            region = self.original.generator.graph.region(layer)
+            for candidate in generate(region):
                 expanded = replace(candidate, covers=self.alternatives.chains[layer])
-                original_region = replace(
-                    original.generator.graph.region(layer), inputs=candidate_inputs(self.graph, expanded)
-                )
+                inputs = candidate_inputs(self.graph, expanded)
+                original_region = replace(region, inputs=inputs)
                 yield replace(candidate, alternative=LayerAlternative(original=original_region))
-
-    @staticmethod
-    def _mixed_plan_generator(generator: CandidateGenerator) -> Callable[[Region], list[Candidate]]:
-        return lambda region: channel_modes.channel_variants(generator, generator.candidates(region))
 
     def _add(
         self, by_region: dict[str, list[Candidate]], mixture: _Mixture, candidates: Iterable[Candidate]
@@ -365,7 +357,7 @@ class AlternativeCandidates:
                 tilings = mixture.generator.tilings
                 groups |= dict.fromkeys(tilings.search(channels, self._new_run_filter(mixture, seen_runs)))
             for tiled_group in groups:
-                yield _Group(mixture=mixture, tiled=tiled_group)
+                yield mixture, tiled_group
 
     def _fuse(self, by_region: dict[str, list[Candidate]], groups: Sequence[_Group], channels: int) -> None:
         """Add the candidates of `groups` with `channels` memory channels; 0: those of a mixed plan."""
@@ -374,7 +366,7 @@ class AlternativeCandidates:
             """Generate the candidates of the groups, each with its mixture."""
             group_candidates = [
                 (mixture, fused_groups.make(mixture.generator, tiled.covers, channels or None, tiled.tiling))
-                for mixture, tiled in ((group.mixture, group.tiled) for group in groups)
+                for mixture, tiled in groups
             ]
             if channels:
                 return group_candidates
@@ -387,23 +379,17 @@ class AlternativeCandidates:
         for mixture, candidate in self.costs.batch_kernels(generate):
             self._add(by_region, mixture, [candidate])
 
-    def _gpu_only_candidates(
-        self, original: _Mixture, groups: Sequence[_Group]
-    ) -> Mapping[str, list[Candidate]]:
+    def _gpu_only_candidates(self) -> Mapping[str, list[Candidate]]:
         """By region, the GPU candidates with all memory channels."""
         channels = self.system.gpu.memory_channels
         by_region: dict[str, list[Candidate]] = {region.name: [] for region in self.graph.regions}
         for mixture in self.uniform_mixtures:
             candidates = fused_groups.gpu_candidates(mixture.generator, channels)
             self._add(by_region, mixture, itertools.chain(*candidates.values()))
-        self._fuse(by_region, groups, channels)
-        self._add(
-            by_region,
-            original,
-            self._original_candidates(
-                original, lambda layer: original.generator.gpu_candidates(layer, channels)
-            ),
-        )
+        self._fuse(by_region, self.groups, channels)
+        original = self.original.generator
+        layer_candidates = self._original_candidates(lambda layer: original.gpu_candidates(layer, channels))
+        self._add(by_region, self.original, layer_candidates)
         return by_region
 
     def best(self) -> DecompositionChoice | None:

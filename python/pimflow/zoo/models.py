@@ -15,6 +15,7 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
+from pimflow.zoo.language.decoder_files import is_decoder_file
 from pimflow.zoo.precision import (
     NARROW,
     OTHER_TYPES,
@@ -223,6 +224,8 @@ def read_model(path: Path, external_data: bool = True) -> onnx.ModelProto:
     try:
         if path.is_char_device():
             raise ModelError(f"'{path}': is a device, which may have no end")
+        if is_decoder_file(path):
+            raise ModelError(f"'{path}': is a language model; pimflow generate takes it")
         model = onnx.ModelProto.FromString(path.read_bytes())
         if not _is_text(model):
             raise DecodeError("a string is not UTF-8")

@@ -20,6 +20,7 @@ from pimflow.fusion import layers_from_regions
 from pimflow.fusion.kernels.formula import Computation, Formula, Index, Read, TapReduction, Weight, no_weights
 from pimflow.fusion.kernels.reductions import convolution_sum, mean_divisor, pooling_reduction
 from pimflow.fusion.layers import Shape
+from pimflow.fusion.region_layers import EXTRA
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import operator, shape
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
@@ -70,13 +71,15 @@ def fusible(mod: tvm.IRModule, graph: RegionGraph, *, views: bool = True) -> tup
 
     Each has a formula, and reads its operands and writes its result in the shapes of `fusion.folded`.
     """
-    shapes = layers_from_regions(graph).shapes
+    layers = layers_from_regions(graph)
+    shapes = layers.shapes
     groups = region_groups(mod, views=views)
     tensor_names = {group.result: name for name, group in groups.items()}
+    tensor_names |= {var: name + EXTRA for name, group in groups.items() for var in group.extra_outputs}
     tensor_names |= {param: f"%{param.name}" for param in mod["main"].params}
     names = []
-    for region in graph.regions:
-        tensors = {**dict(zip(region.inputs, region.input_shapes)), region.name: region.output_shape}
+    for region, layer in zip(graph.regions, layers.layers):
+        tensors = {**dict(zip(layer.inputs, region.input_shapes)), region.name: region.output_shape}
         copied = region.operator == "concat" and not region.is_view
         if (
             copied

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Candidate, Cost, Footprint, Task
@@ -279,7 +280,9 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
-        for keys in {cost.schedule: cost for cost in (costs.keys[0], min(costs.keys, key=_rows))}.values():
+        for keys in {
+            cost.schedule: cost for cost in (costs.keys[0], min(costs.keys, key=attrgetter("rows")))
+        }.values():
             for values in costs.values:
                 schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
                 yield _candidate(generator, run, schedule, keys, values)
@@ -296,10 +299,6 @@ def _costs(generator: CandidateGenerator, group: Attention) -> CacheCosts:
 _DEFAULT_SCHEDULE = CacheSchedule.parse(
     "keys vector-stationary, spread 1; values vector-stationary, spread 1"
 )
-
-
-def _rows(cost: ProductCost) -> int:
-    return cost.rows
 
 
 def _front(candidates: list[Candidate]) -> tuple[Candidate, ...]:

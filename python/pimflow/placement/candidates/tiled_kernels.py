@@ -11,6 +11,7 @@ import numpy as np
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
 from pimflow.fusion import Layer
 from pimflow.fusion.fragments import ProductTile, is_product
+from pimflow.fusion.region_layers import input_tensors
 
 Count = int | np.ndarray  # of one tiling, or of many
 
@@ -67,7 +68,9 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
             moved_fragments = moved_fragments + product.fragment_accesses * product.is_profitable * times
             steps = steps + product.turns * product.steps * product.is_profitable * times
     read_elements = {name: tiles.touched[name] for name in operands(regions)}
-    sizes = {name: size for region in regions for name, size in zip(region.inputs, region.input_elements)}
+    sizes = {
+        name: size for region in regions for name, size in zip(input_tensors(region), region.input_elements)
+    }
     distinct_elements = sum(np.minimum(size, sizes[name]) for name, size in read_elements.items())
     weight_bytes = sum(region.weight_bytes(dtype) for region in regions)
     counts: dict[str, Count] = {
@@ -92,7 +95,7 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
 def operands(regions: Sequence[Region]) -> tuple[str, ...]:
     """Tensors that regions read from outside the group."""
     results = {region.name for region in regions}
-    names = dict.fromkeys(name for region in regions for name in region.inputs)
+    names = dict.fromkeys(name for region in regions for name in input_tensors(region))
     return tuple(name for name in names if name not in results)
 
 

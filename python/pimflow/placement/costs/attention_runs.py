@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from pimflow.core.attention import Attention
 from pimflow.core.program import PimProgram
@@ -108,7 +109,9 @@ class CacheWork:
         if len(schedules) > TIMED_SCHEDULES and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
             ranked = sorted(map(fewer.cost, schedules), key=total_ns)
-            schedules = [cost.schedule for cost in (*ranked[:TIMED_SCHEDULES], min(ranked, key=_rows))]
+            schedules = [
+                cost.schedule for cost in (*ranked[:TIMED_SCHEDULES], min(ranked, key=attrgetter("rows")))
+            ]
         product_costs = map(self.cost, dict.fromkeys(schedules))
         return tuple(sorted(product_costs, key=total_ns))
 
@@ -156,10 +159,6 @@ class CacheWork:
 def total_ns(cost: ProductCost) -> float:
     """Time of the product and of the append."""
     return sum(part.time_ns + part.ahead_ns for part in (cost.product, cost.append))
-
-
-def _rows(cost: ProductCost) -> int:
-    return cost.rows
 
 
 def all_schedules(

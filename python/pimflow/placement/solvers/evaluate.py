@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,16 +126,6 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanExecution:
-    """The tasks of a plan over time. Fields are those of `Evaluation`, without constant power."""
-
-    events: tuple[Event, ...]
-    latency_ns: float
-    energies_pj: dict[str, float]
-    region_pj: dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TimelineState:
     """State of the timeline after some candidates of a plan were issued.
 
@@ -179,9 +169,10 @@ def advance(
     return TimelineState(free_ns=free_ns, ready_ns=ready_ns, state=transition.next_state), started_tasks
 
 
-def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> PlanExecution:
+def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Evaluation:
     """Schedule the tasks of `candidates` in order, each as early as its inputs and resources allow.
 
+    Constant power is not counted (`evaluate`).
     A resource does one task at a time, in order. The tasks of a candidate wait for what they read, its result
     for all that it reads. The order is that of the regions: in it the executable launches kernels and submits
     PIM programs. An inference begins with PIM's channels in the mode of PIM; a switch back to it after the
@@ -199,8 +190,8 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
         region_pj |= dict.fromkeys(candidate.covers, 0.0)
         region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in started_tasks)
-    return PlanExecution(
-        events=tuple(events),
+    return Evaluation(
+        timeline=Timeline(events=tuple(events)),
         latency_ns=max(timeline_state.ready_ns.values()),
         energies_pj=energies_pj,
         region_pj=region_pj,
@@ -216,12 +207,7 @@ def evaluate(
         system.gpu.energy["static_w"] * run.latency_ns * 1000,
         background_pj(system.pim, system.pim_channels, run.latency_ns),
     )
-    return Evaluation(
-        timeline=Timeline(events=run.events),
-        latency_ns=run.latency_ns,
-        energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)),
-        region_pj=run.region_pj,
-    )
+    return replace(run, energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)))
 
 
 def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> dict[str, float]:
@@ -229,7 +215,7 @@ def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: Cos
 
     The sum of these and the latency is the time of all candidates in sequence.
     """
-    added_ps = _latency_increase_ps(execute(graph, candidates, table).events)
+    added_ps = _latency_increase_ps(execute(graph, candidates, table).timeline.events)
     saved_ns, state = {}, plan_state.initial_state(table)
     for candidate in candidates:
         name = candidate.covers[0]

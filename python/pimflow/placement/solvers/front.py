@@ -60,14 +60,14 @@ def front(
 
 
 def _budgets(search: PlanSearch) -> list[float]:
-    """Memory budgets, from the minimum on."""
+    """Memory budgets, the largest first: plans that keep to a smaller one are not searched again."""
     smallest, fastest = search.smallest(), search.minimum(LATENCY)
     if smallest is None or fastest is None:
         return []
     min_bytes, max_bytes = smallest.memory_bytes, fastest.memory_bytes
     return [
         min_bytes + (max_bytes - min_bytes) * step / BUDGETS
-        for step in range(BUDGETS)
+        for step in reversed(range(BUDGETS))
         if max_bytes > min_bytes
     ]
 

@@ -81,6 +81,8 @@ class PlanSearch:
             c.uses_pim for candidates in table.candidates.values() for c in candidates
         )
         self._labels: dict[SearchQuery, Labels] = {}
+        # By query without a bound on memory, the plans of minimum value that were searched.
+        self._minima: dict[SearchQuery, list[tuple[float, EvaluatedPlan]]] = {}
 
     def with_goal(self, goal: Goal) -> PlanSearch:
         """The search of the same plans for another goal."""
@@ -100,8 +102,14 @@ class PlanSearch:
 
     def minimum(self, criterion: Criterion, max_memory_bytes: float = math.inf) -> EvaluatedPlan | None:
         """The plan of minimum `criterion` within the bounds; None if there is none."""
-        memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
-        return self._best_fitting_plan(self._query((criterion,), max_memory_bytes=memory_limit))
+        limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
+        minima = self._minima.setdefault(self._query((criterion,)), [])
+        for larger_limit, plan in minima:
+            if plan.memory_bytes <= limit <= larger_limit and not plan.solution.gap:
+                return plan  # no plan within the larger limit is better
+        found_plan = self._best_fitting_plan(self._query((criterion,), limit))
+        minima += [(limit, found_plan)] if found_plan else []
+        return found_plan
 
     def _good_plans(self, criterion: Criterion) -> list[EvaluatedPlan]:
         """At most one plan of a small `criterion` within the bounds, by a search that drops most labels."""

@@ -57,6 +57,7 @@ class PlacementProblem:
         }
         self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
         self._can_defer: set[str] = set()
+        self._transition_numbers: dict[int, int] = {}  # by `id` of a task that the table keeps
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
             for open_alternative in (candidate.requires_open, candidate.leaves_open):
@@ -73,7 +74,6 @@ class PlacementProblem:
         """The problem in C++."""
 
         tables, readings = Tables(), dict[Hashable, int]()
-        transitions = _Transitions(self, tables)
         self._append_regions(tables)
         for index, region in enumerate(self.graph.regions):
             if region.name not in self._order:
@@ -89,14 +89,14 @@ class PlacementProblem:
                 )
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
-                self._append_group(tables, transitions, readings, index, group)
+                self._append_group(tables, readings, index, group)
         switch, resources = self.table.switch.task, self._resources
         tables.append(
             "header",
             launches_ahead=self.table.overlaps_launches,
             pim=resources.get("pim", -1),
             crossbar=resources.get("crossbar", -1),
-            switch_task=-1 if switch is None else transitions.number(switch),
+            switch_task=-1 if switch is None else self._transition_number(tables, switch),
         )
         longest = self.table.longest_launch_ns
         tables.append_numbers("longest_launch_ns", (longest.get(resource, 0.0) for resource in resources))
@@ -127,7 +127,6 @@ class PlacementProblem:
     def _append_group(
         self,
         tables: Tables,
-        transitions: _Transitions,
         readings: dict[Hashable, int],
         index: int,
         group: Sequence[Candidate],
@@ -137,7 +136,7 @@ class PlacementProblem:
         reading = self._reading_key(representative)
         if reading not in readings:
             readings[reading] = len(readings)
-            self._append_reading(tables, transitions, index, representative)
+            self._append_reading(tables, index, representative)
         previous = graph.regions[index - 1].name if index else ""
         continues = (
             previous in self._order and graph.region(representative.covers[0]).first_result_input == previous
@@ -181,9 +180,7 @@ class PlacementProblem:
             candidate.alternative.original,
         )
 
-    def _append_reading(
-        self, tables: Tables, transitions: _Transitions, index: int, candidate: Candidate
-    ) -> None:
+    def _append_reading(self, tables: Tables, index: int, candidate: Candidate) -> None:
         """Append what `candidate` and all of its reading key read, from region number `index` on."""
         reads = self._reads(candidate)
         resource = reads.transform_resource(candidate.name)
@@ -201,7 +198,7 @@ class PlacementProblem:
             operand_end=tables.count("operand"),
             transition_end=tables.append_numbers(
                 "reading_transition",
-                (-1 if task is None else transitions.number(task) for task in epilogues),
+                (-1 if task is None else self._transition_number(tables, task) for task in epilogues),
             ),
             input_copy_end=tables.count("input_copy"),
             inner_addend_end=tables.append_numbers("inner_addend", sorted(inner_addends)),
@@ -292,6 +289,13 @@ class PlacementProblem:
             after_end=tables.append_numbers(f"{table}_after", task.after),
         )
 
+    def _transition_number(self, tables: Tables, task: Task) -> int:
+        """The number of a task of transitions, which is appended if it is new."""
+        if id(task) not in self._transition_numbers:
+            self._transition_numbers[id(task)] = len(self._transition_numbers)
+            self._append_task(tables, "transition", task)
+        return self._transition_numbers[id(task)]
+
     def plan(self, numbers: Iterable[int]) -> tuple[Candidate, ...]:
         """The plan with the candidates of these numbers, in order."""
         return self._aliases.with_views([self.candidates[number] for number in numbers])
@@ -316,18 +320,3 @@ class PlacementProblem:
 _NO_TRANSFORM = ReadCost()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++
-
-
-class _Transitions:
-    """The tasks of transitions between candidates, each stored once."""
-
-    def __init__(self, problem: PlacementProblem, tables: Tables):
-        self.problem, self.tables = problem, tables
-        self._numbers: dict[int, int] = {}
-
-    def number(self, task: Task) -> int:
-        """The number of a task, which is appended if it is new."""
-        if id(task) not in self._numbers:
-            self._numbers[id(task)] = len(self._numbers)
-            self.problem._append_task(self.tables, "transition", task)
-        return self._numbers[id(task)]

@@ -165,14 +165,17 @@ class Decoder:
             raise ModelError(
                 f"decoder '{self.name}': {self.heads} heads cannot share {self.kv_heads} heads of keys"
             )
-        if self.positions == "rotary" and self.turned_size % 2:
-            raise ModelError(f"decoder '{self.name}': a head of {self.turned_size} has no halves to turn")
-        if self.turned_size > self.head_size or len(self.rotary_factors) not in (0, self.turned_size // 2):
+        if self.positions == "rotary" and self.rotation_size % 2:
+            raise ModelError(f"decoder '{self.name}': a head of {self.rotation_size} has no halves to turn")
+        if self.rotation_size > self.head_size or len(self.rotary_factors) not in (
+            0,
+            self.rotation_size // 2,
+        ):
             raise ModelError(f"decoder '{self.name}': its rotation does not fit heads of {self.head_size}")
         if self.experts and (flaw := self.experts.flaw()):
             raise ModelError(f"decoder '{self.name}': {flaw}")
         is_plain = self.positions == "rotary" and not self.unturned_layers and not self.query_norm
-        if self.latent and (self.kv_heads != 1 or self.turned_size == self.head_size or not is_plain):
+        if self.latent and (self.kv_heads != 1 or self.rotation_size == self.head_size or not is_plain):
             raise ModelError(f"decoder '{self.name}': keys of such heads are not made of a latent vector")
         if len(self.windows) not in (0, self.layers):
             raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
@@ -196,14 +199,14 @@ class Decoder:
         return replace(self, weight_types=dict.fromkeys(inputs, kind))
 
     @property
-    def turned_size(self) -> int:
+    def rotation_size(self) -> int:
         """Elements of a head that are rotated."""
         return self.rotary_size or self.head_size
 
     @property
     def key_size(self) -> int:
         """Elements of a key in the cache."""
-        return self.latent.rank + self.turned_size if self.latent else self.head_size
+        return self.latent.rank + self.rotation_size if self.latent else self.head_size
 
     @property
     def value_size(self) -> int:
@@ -294,11 +297,11 @@ class Decoder:
                 "value": (self.hidden, keys),
             }
             return products | {"attention": (queries, self.hidden)}
-        latent, still = self.latent, self.head_size - self.turned_size
+        latent, still = self.latent, self.head_size - self.rotation_size
         products = {"query_latent": (self.hidden, latent.query_rank)} if latent.query_rank else {}
         return products | {
             "query": (latent.query_rank or self.hidden, queries),
-            "latent": (self.hidden, latent.rank + self.turned_size),
+            "latent": (self.hidden, latent.rank + self.rotation_size),
             "key_heads": (self.heads, still, latent.rank),
             "value_heads": (self.heads, latent.rank, latent.value_size),
             "attention": (self.heads * latent.value_size, self.hidden),

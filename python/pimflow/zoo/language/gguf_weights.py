@@ -68,7 +68,7 @@ def require_tensors(file: GgufFile, decoder: Decoder) -> None:
     where, expected = decoder.source, {}
     read = {FACTORS, SHORT_FACTORS, LONG_FACTORS} if decoder.positions == "rotary" else set()
     for name, shape in decoder.weights().items():
-        *inner, rows = _stored_axes(file, decoder, name, shape)
+        *inner, rows = _file_axes(file, decoder, name, shape)
         tensor, begin = _place(file, decoder, name)
         expected[tensor] = (*inner, begin + rows)  # parts of a tensor come in order
     for tensor, shape in expected.items():
@@ -81,12 +81,12 @@ def require_tensors(file: GgufFile, decoder: Decoder) -> None:
         )
 
 
-def _stored_axes(file: GgufFile, decoder: Decoder, name: str, shape: Shape) -> Shape:
+def _file_axes(file: GgufFile, decoder: Decoder, name: str, shape: Shape) -> Shape:
     """The axes of a weight in a file, the fastest first: inputs of a product or values of a row."""
     if name.endswith(".table"):
         return shape[::-1]
     if _is_of_fused_heads(file, name) and decoder.latent:
-        size = decoder.head_size - decoder.turned_size + decoder.latent.value_size
+        size = decoder.head_size - decoder.rotation_size + decoder.latent.value_size
         return (decoder.latent.rank, decoder.heads * size)
     if len(shape) == 3 and name.endswith(".bias"):
         return (shape[2], shape[0])
@@ -147,10 +147,10 @@ def read_weight(file: GgufFile, decoder: Decoder, name: str, pairs_neighbours: b
     """
     tensor, begin = _place(file, decoder, name)
     shape, part = decoder.weights()[name], name.split(".")[-2]
-    *_, rows = _stored_axes(file, decoder, name, shape)
+    *_, rows = _file_axes(file, decoder, name, shape)
     values = file.tensor(tensor).values(str(file.path), begin, rows)
     if _is_of_fused_heads(file, name):
-        still = decoder.head_size - decoder.turned_size
+        still = decoder.head_size - decoder.rotation_size
         heads = values.reshape(decoder.heads, -1, values.shape[1])
         result = heads[:, :still] if part == "key_heads" else heads[:, still:].swapaxes(1, 2)
         return np.ascontiguousarray(result)
@@ -163,7 +163,7 @@ def read_weight(file: GgufFile, decoder: Decoder, name: str, pairs_neighbours: b
 
 def _halves(values: np.ndarray, decoder: Decoder, size: int) -> np.ndarray:
     """Rows of heads of `size` whose pairs are the halves of what is rotated, from pairs of neighbours."""
-    turned = decoder.turned_size
+    turned = decoder.rotation_size
     begin = size - turned if decoder.latent else 0
     end = begin + turned
     order = [*range(begin), *range(begin, end, 2), *range(begin + 1, end, 2), *range(end, size)]

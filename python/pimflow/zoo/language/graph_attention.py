@@ -48,7 +48,7 @@ def _heads_of_part(graph: GraphBuilder, name: str, part: str, layer: int, source
     result = graph.norm(f"{part_name}_norm", result) if d.query_norm == "heads" else result
     if d.positions != "rotary" or layer in d.unturned_layers:
         return result
-    size, turned = d.head_size, d.turned_size
+    size, turned = d.head_size, d.rotation_size
     if turned == size:
         return graph.rotate(part_name, result, layer)
     still = graph.cut(f"{part_name}.still", result, turned, size)
@@ -61,14 +61,14 @@ def _latent_operands(
 ) -> tuple[str, str, str]:
     """Queries in heads, and the one head of keys and values, of the step's tokens.
 
-    Queries are multiplied with the weights of keys: [batch, heads, tokens, rank + turned_size].
+    Queries are multiplied with the weights of keys: [batch, heads, tokens, rank + rotation_size].
     """
     d = graph.decoder
     middle = source
     if latent.query_rank:
         middle = graph.norm(f"{name}.query_latent_norm", graph.product(f"{name}.query_latent", source))
     query = graph.heads(f"{name}.query", graph.product(f"{name}.query", middle), d.heads)
-    still, size = d.head_size - d.turned_size, d.head_size
+    still, size = d.head_size - d.rotation_size, d.head_size
     first = graph.cut(f"{name}.query.still", query, 0, still)
     first = graph.node("MatMul", f"{name}.key_heads", [first, graph.weight(f"{name}.key_heads.weight")])
     moved = graph.rotate(f"{name}.query", graph.cut(f"{name}.query.moved", query, still, size), layer)

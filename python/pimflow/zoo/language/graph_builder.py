@@ -128,7 +128,7 @@ class GraphBuilder:
         return self.node("Mul", f"{name}.capped", [curve, bound])
 
     def angles(self, layer: int) -> tuple[str, str]:
-        """Cosine and sine for each position, [batch, 1, tokens, turned_size]; added to the graph once."""
+        """Cosine and sine for each position, [batch, 1, tokens, rotation_size]; added to the graph once."""
         local = self.decoder.turns_locally(layer)
         prefix = "rotary.local" if local else "rotary"
         names = (f"{prefix}.cosine", f"{prefix}.sine")
@@ -149,7 +149,7 @@ class GraphBuilder:
     def rotate(self, name: str, source: str, layer: int) -> str:
         """Rotate by positions: the halves of the last axis are the two parts of complex numbers."""
         cosine, sine = self.angles(layer)
-        turned = self.decoder.turned_size
+        turned = self.decoder.rotation_size
         first = self.cut(f"{name}.first", source, 0, turned // 2)
         second = self.cut(f"{name}.second", source, turned // 2, turned)
         second = self.node("Neg", f"{name}.minus_second", [second])
@@ -237,12 +237,12 @@ class GraphBuilder:
 
 
 def rotary_tables(decoder: Decoder, positions: int, local: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of the angles of rotation at each position, [positions, turned_size], fp32.
+    """Cosine and sine of the angles of rotation at each position, [positions, rotation_size], fp32.
 
     Those of layers that rotate by `Decoder.local_rotary_base`, if `local`.
     """
     base = decoder.local_rotary_base if local else decoder.rotary_base
-    turns = base ** (-np.arange(0, decoder.turned_size, 2) / decoder.turned_size)
+    turns = base ** (-np.arange(0, decoder.rotation_size, 2) / decoder.rotation_size)
     if decoder.rotary_factors and not local:
         turns = turns / np.array(decoder.rotary_factors)
     angles = np.arange(positions)[:, None] * np.concatenate([turns, turns])

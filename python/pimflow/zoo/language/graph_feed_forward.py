@@ -28,7 +28,7 @@ def feed_forward(graph: GraphBuilder, name: str, source: str, product: Product, 
     wide = product(f"{name}.{prefix}up", source)
     activation, place = graph.decoder.activation, f"{name}.{prefix.rstrip('_')}".rstrip(".")
     if activation in GATED:
-        wide = _gated(graph, place, activation, product(f"{name}.{prefix}gate", source), wide)
+        wide = _gate_product(graph, place, activation, product(f"{name}.{prefix}gate", source), wide)
     else:
         wide = _activation(graph, place, activation, wide)
     return product(f"{name}.{prefix}down", wide)
@@ -148,7 +148,7 @@ def _mixture_of_all(
     return graph.node("ReduceSum", f"{name}.mixed_experts", [parts, first], keepdims=0)
 
 
-def _gated(graph: GraphBuilder, name: str, activation: str, gate: str, wide: str) -> str:
+def _gate_product(graph: GraphBuilder, name: str, activation: str, gate: str, wide: str) -> str:
     """The product of an activated gate and another product."""
     if activation != "clamped_swiglu":
         return graph.node("Mul", f"{name}.gated", [_activation(graph, name, activation, gate), wide])

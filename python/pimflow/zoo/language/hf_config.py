@@ -159,7 +159,7 @@ def _angles(config: Config, kind: str, model: ModelType, head_size: int) -> dict
     base = config.number("rope_theta", 1e6 if kind == "gemma3_text" else 10000.0)
     base = config.number("rotary_emb_base", base)
     local = config.number("rope_local_base_freq", 10000.0)
-    share = config.value("partial_rotary_factor", float, model.turned_share)
+    share = config.value("partial_rotary_factor", float, model.rotation_share)
     share = config.value("rotary_pct", float, share)
     fields: dict[str, Any] = {}
     if "full_attention" in new:

@@ -166,7 +166,7 @@ class _Names:
         if part in ("key_heads", "value_heads"):
             latent = decoder.latent
             assert latent is not None
-            count = decoder.heads * (decoder.head_size - decoder.turned_size + latent.value_size)
+            count = decoder.heads * (decoder.head_size - decoder.rotation_size + latent.value_size)
             return _Place(tensors=(self.name(weight),), shape=(count, latent.rank))
         is_product = kind == "weight"
         if len(shape) == 3 and self.model.joins_experts:
@@ -201,7 +201,7 @@ class _Names:
 
 def _halves(decoder: Decoder, size: int, count: int) -> np.ndarray:
     """Outputs of heads of `size`, whose rotated elements lie in pairs, in the order of halves."""
-    still = size - decoder.turned_size
+    still = size - decoder.rotation_size
     order = [*range(still), *range(still, size, 2), *range(still + 1, size, 2)]
     return np.arange(count).reshape(-1, size)[:, order].reshape(-1)
 
@@ -239,7 +239,7 @@ def weight(folder: str, name: str) -> np.ndarray:
     for index, tensor in enumerate(place.tensors):
         values[index] = names.tensor(tensor).values()
     if part in ("key_heads", "value_heads"):
-        still = decoder.head_size - decoder.turned_size
+        still = decoder.head_size - decoder.rotation_size
         heads = values[0].reshape(decoder.heads, -1, place.shape[1])
         result = heads[:, :still] if part == "key_heads" else heads[:, still:].swapaxes(1, 2)
     elif name.endswith(".weight") and not place.inputs_first:

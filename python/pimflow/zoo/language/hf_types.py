@@ -152,7 +152,7 @@ class ModelType:
         Whether products are stored as [inputs, outputs].
     by_head : bool
         Whether queries, keys and values of each head follow one another in their one product.
-    turned_share : float
+    rotation_share : float
         Share of a head that is rotated, if the configuration does not say it.
     tied : bool
         Whether the output is tied if the configuration does not say it.
@@ -183,7 +183,7 @@ class ModelType:
     scale_offset: float = 0.0
     transposed: bool = False
     by_head: bool = False
-    turned_share: float = 1.0
+    rotation_share: float = 1.0
     tied: bool = False
     max_context: int | None = None
     window: str = ""
@@ -246,8 +246,10 @@ MODEL_TYPES = {
         fields={"query_norm": "whole", "input_norms": False, "result_norms": True},
     ),
     "starcoder2": ModelType(names=_STARCODER2, fields=_LAYER, window="all"),
-    "stablelm": ModelType(fields=_LAYER, turned_share=0.25),
-    "phi": ModelType(names=_PHI, fields={**_LAYER, "parallel": True, "shares_norm": True}, turned_share=0.5),
+    "stablelm": ModelType(fields=_LAYER, rotation_share=0.25),
+    "phi": ModelType(
+        names=_PHI, fields={**_LAYER, "parallel": True, "shares_norm": True}, rotation_share=0.5
+    ),
     "gpt2": ModelType(
         names=_GPT2,
         fields={**_LAYER, "positions": "learned"},
@@ -261,7 +263,7 @@ MODEL_TYPES = {
         transposed=True,
         tied=True,
     ),
-    "gpt_neox": ModelType(names=_NEOX, fields=_LAYER, by_head=True, turned_share=0.25),
+    "gpt_neox": ModelType(names=_NEOX, fields=_LAYER, by_head=True, rotation_share=0.25),
     "bloom": ModelType(
         names=_BLOOM,
         fields={**_LAYER, "positions": "alibi", "embedding_norm": True, "activation": "gelu"},

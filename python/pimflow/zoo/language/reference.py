@@ -126,7 +126,7 @@ class ReferenceDecoder:
             value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
             if d.positions == "rotary" and layer not in d.unturned_layers:
                 query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
-            keys, values = self._cached(layer, key, value)
+            keys, values = self._append(layer, key, value)
         first = keys.shape[1] - len(x)
         distance = first + np.arange(len(x))[:, None] - np.arange(keys.shape[1])
         allowed = (distance >= 0) & (distance < ((d.windows and d.windows[layer]) or np.inf))
@@ -147,7 +147,7 @@ class ReferenceDecoder:
             mixed[head] = shares / (shares.sum(axis=-1, keepdims=True) + rest) @ values[shared]
         return self._dense(mixed.swapaxes(0, 1).reshape(len(x), -1), f"{name}.attention")
 
-    def _cached(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _append(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of all tokens so far."""
         self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
@@ -167,7 +167,7 @@ class ReferenceDecoder:
         query = np.concatenate([query[..., :-turned], self._rotate(query[..., -turned:], places, layer)], -1)
         made = self._dense(x, f"{name}.latent")[None]
         vector = self._normalise(made[..., : latent.rank], f"{name}.latent_norm")
-        rotated, vectors = self._cached(layer, self._rotate(made[..., latent.rank :], places, layer), vector)
+        rotated, vectors = self._append(layer, self._rotate(made[..., latent.rank :], places, layer), vector)
         keys = vectors @ self.weights[f"{name}.key_heads.weight"].swapaxes(1, 2)
         keys = np.concatenate([keys, np.broadcast_to(rotated, (*keys.shape[:2], turned))], axis=-1)
         return query, keys, vectors @ self.weights[f"{name}.value_heads.weight"]
