@@ -24,8 +24,8 @@ STEPS = Path(__file__).parent / "serving_steps"
 MODEL, PIM = "llama-3-8b", "newton-gddr6-narrow"
 WEIGHT_TYPES = ("fp16", "q4_k")
 LENGTHS = (512, 128)
-LIMITS = {"context": 2048, "max_batch": 16, "chunk_tokens": 128, "assume_room": True}
-RANDOM_POINTS = 16
+LIMITS = {"context": 2048, "max_batch": 8, "chunk_tokens": 32, "assume_room": True}
+RANDOM_POINTS = 2
 LOADS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5)  # of the throughput of the GPU alone
 REQUESTS, MANY_REQUESTS = 2000, 100_000
 ALL_AT_ONCE = 1e6  # requests a second
@@ -35,6 +35,11 @@ NAMES = ("GPU alone", "best published GPU", "with PIM")
 def steps_file(weight_type: str) -> Path:
     """Where the costs of steps are stored."""
     return STEPS / f"{MODEL}_{weight_type}.json"
+
+
+def stored_types() -> list[str]:
+    """The types of weights of which costs of steps are stored."""
+    return [weight_type for weight_type in WEIGHT_TYPES if steps_file(weight_type).is_file()]
 
 
 def serving(weight_type: str, rate: float, requests: int = REQUESTS) -> Serving:
@@ -121,7 +126,7 @@ def error_table() -> str:
         "| weights | steps | points of the grid | held-out points | median error | largest error |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for weight_type in WEIGHT_TYPES:
+    for weight_type in stored_types():
         steps = serving(weight_type, 1.0, 10).steps
         for kind, name, grid in (
             ("decode", "a token for several requests", steps.decode),
@@ -135,16 +140,16 @@ def error_table() -> str:
     return "\n".join(lines)
 
 
-def many_requests(rate: float) -> str:
+def many_requests(weight_type: str, rate: float) -> str:
     """How long `MANY_REQUESTS` take, twice, and whether they give the same bytes."""
     texts, seconds = [], []
     for _ in range(2):
         begin = time.process_time()
-        texts.append(json.dumps(serving(WEIGHT_TYPES[0], rate, MANY_REQUESTS).to_json()))
+        texts.append(json.dumps(serving(weight_type, rate, MANY_REQUESTS).to_json()))
         seconds.append(f"{time.process_time() - begin:.1f}")
     same = "the same bytes both times" if texts[0] == texts[1] else "OTHER BYTES the second time"
     return (
-        f"{MANY_REQUESTS} requests at {rate:.3f} a second, by the table of {WEIGHT_TYPES[0]}, served by "
+        f"{MANY_REQUESTS} requests at {rate:.3f} a second, by the table of {weight_type}, served by "
         f"each of {', '.join(NAMES)}, each schedule checked: {' s and '.join(seconds)} s of CPU time, {same}."
     )
 
@@ -209,13 +214,13 @@ def main() -> None:
             search_steps(weight_type)
     print(error_table(), end="\n\n")
     servings = {}
-    for weight_type in WEIGHT_TYPES:
+    for weight_type in stored_types():
         saturated = serving(weight_type, ALL_AT_ONCE).gpu_only.requests_per_s
         servings[weight_type] = [serving(weight_type, round(load * saturated, 4)) for load in LOADS]
         rows = servings[weight_type]
         print(conditions(rows[0]), table(rows), sep="\n\n", end="\n\n")
-    rate = servings[WEIGHT_TYPES[0]][LOADS.index(0.75)].offered_per_s
-    print(many_requests(round(rate, 4)))
+    weight_type, rows = next(iter(servings.items()))
+    print(many_requests(weight_type, round(rows[LOADS.index(0.75)].offered_per_s or 0.0, 4)))
     if arguments.plot:
         pictures.save(arguments.plot, picture(servings), "A server under load")
 

@@ -138,8 +138,9 @@ def _check_order(requests: RequestTrace, schedule: Schedule, stays: _Stays) -> N
     served = np.cumsum(_changes(len(start_ps), stays.first, stays.last + 1))
     _require(served >= 1, "a step serves somebody")
     idle = np.flatnonzero(np.append(start_ps[0] > 0, start_ps[1:] > end_ps[:-1]))
-    admitted = np.isin(idle, stays.first[is_first])
-    _require(admitted, "idle time ends with an admission")
+    begins = np.zeros(len(start_ps), bool)
+    begins[stays.first[is_first]] = True
+    _require(begins[idle], "idle time ends with an admission")
     by_span = np.full(len(start_ps), -1)
     by_span[stays.first[is_first]] = np.arange(len(requests))
     _require(start_ps[idle] == requests.arrival_ps[by_span[idle]], "nobody waits while the server is idle")
@@ -161,7 +162,7 @@ def _check_prefills(limits: ServingLimits, spans: dict[str, np.ndarray], stays: 
     expected_end = np.zeros(len(spans["steps"]), np.int64)
     lengths = stays.decode - stays.first
     positions = np.repeat(stays.first, lengths) + _counts(lengths)
-    _require(len(np.unique(positions)) == len(positions), "one prefill at a time")
+    _require(np.bincount(positions) <= 1, "one prefill at a time")
     expected_request[positions] = np.repeat(stays.request, lengths)
     ends = (1 + _counts(lengths)) * limits.chunk_tokens
     expected_end[positions] = np.minimum(ends, np.repeat(stays.target, lengths))

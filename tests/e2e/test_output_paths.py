@@ -24,6 +24,7 @@ COMMANDS = {  # without their last argument, and whether it is a directory
     "memory": (["memory", "toy", "-o"], False),
     "select": (["select", "toy", "-o"], False),
     "export": (["export", "llmservingsim", "tiny-lm", "-o"], False),
+    "steps": (["serve-sim", "tiny-lm", "--trace", "requests.csv", "--save-steps"], False),
     "front": (["compile", "toy", "--pareto", "2", "--plot"], False),
     "pools": (["memory", "toy", "--plot"], False),
     "primitives": (["select", "toy", "--plot"], False),
@@ -72,7 +73,7 @@ def test_every_command_that_writes_is_here():
     writing = {
         (name, flag)
         for name, command_flags in flags.items()
-        for flag in command_flags & {"-o", "--plot", "--perfetto"}
+        for flag in command_flags & {"-o", "--plot", "--perfetto", "--save-steps"}
     }
     assert {(argv[0], argv[-1]) for argv, _ in COMMANDS.values()} == writing
     assert {name for name, _ in writing} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -9,10 +10,11 @@ from command_line import error_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimflow import system
+from pimflow import Profiling, system
 from pimflow.commands.generate.export import llmservingsim
 from pimflow.commands.main import main
 from pimflow.errors import UsageError
+from pimflow.host.result_cache import ResultCache
 from pimflow.simulators.exports.llmservingsim import AttentionLine
 
 MODEL = "tiny-lm"
@@ -30,12 +32,12 @@ def exported(request, tmp_path_factory):
     """The file that the command writes, and the device."""
     path = tmp_path_factory.mktemp("export") / "line.json"
     command = ["export", "llmservingsim", MODEL, "--pim", request.param, "-o", str(path), "--quiet"]
-    assert main(command) == 0
-    return json.loads(path.read_text()), request.param
+    assert main([*command, "--cache", str(path.with_name("cache"))]) == 0
+    return json.loads(path.read_text()), request.param, path.with_name("cache")
 
 
 def test_the_simulator_gets_our_times_within_the_stated_error(exported):
-    table, _ = exported
+    table, *_ = exported
     (entry,), model = table["attn_model"].values(), table["for"]
     sizes = (model["n_head"], model["kv_head"], model["head_dim"])
     errors = [
@@ -48,7 +50,7 @@ def test_the_simulator_gets_our_times_within_the_stated_error(exported):
 
 def test_the_times_are_those_of_the_device(exported):
     """Of every channel that the request has, for other lengths too; and longer caches take longer."""
-    table, pim = exported
+    table, pim, cache = exported
     assert table["for"] == {
         "model": MODEL,
         "n_head": 6,
@@ -60,7 +62,8 @@ def test_the_times_are_those_of_the_device(exported):
     assert list(table["attn_model"]) == [f"{pim}_pim"] and len(table["made"]) == 3
     times_ns = list(table["points_ns"].values())
     assert times_ns == sorted(times_ns)
-    between = llmservingsim(MODEL, system(pim=pim), lengths=(700, 2048)).line.points[700]
+    profiling = Profiling(cache=ResultCache(cache))
+    between = llmservingsim(MODEL, system(pim=pim), lengths=(700, 2048), profiling=profiling).line.points[700]
     line, error = table["line"], table["line"]["max_relative_error"]
     assert line["slope_ns"] * 700 + line["intercept_ns"] == pytest.approx(between, rel=error + 0.05)
 
@@ -102,9 +105,9 @@ def test_a_line_needs_two_lengths():
 
 def test_the_table_has_a_source_for_each_row_and_one_with_the_line(exported):
     """Over requests, lengths and heads; more of either never takes less time."""
-    table, pim = exported
+    table, pim, _ = exported
     rows = table["table"]
-    assert {row["batch"] for row in rows} == {1, 4, 16} and {row["heads"] for row in rows} == {6, 3}
+    assert {row["batch"] for row in rows} == {1, 2, 4, 8, 16} and {row["heads"] for row in rows} == {6, 3}
     assert all(pim in row["source"] and "strict" in row["source"] and row["ns"] > 0 for row in rows)
     alone = {str(row["tokens"]): row["ns"] for row in rows if (row["batch"], row["heads"]) == (1, 6)}
     assert alone == table["points_ns"]
@@ -112,4 +115,26 @@ def test_the_table_has_a_source_for_each_row_and_one_with_the_line(exported):
     for (batch, heads, tokens), time_ns in times.items():
         longer = [value for (b, h, t), value in times.items() if (b, h) == (batch, heads) and t > tokens]
         assert all(value >= time_ns for value in longer)
-        assert batch == 16 or times[4 * batch, heads, tokens] >= time_ns
+        assert batch == 16 or times[2 * batch, heads, tokens] >= time_ns
+
+
+def test_the_table_is_the_attention_csv_of_each_number_of_devices(exported, tmp_path, capsys):
+    table, pim, cache = exported
+    path = tmp_path / "attention.csv"
+    command = ["export", "llmservingsim", MODEL, "--pim", pim, "-o", str(path), "--quiet"]
+    command += ["--cache", str(cache)]
+    assert main([*command, "--devices", "2"]) == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = [row for row in table["table"] if row["kv_heads"] == 1]
+    assert [(int(row["n_decode"]), int(row["kv_decode"])) for row in rows] == [
+        (row["batch"], row["tokens"]) for row in expected
+    ]
+    assert [float(row["time_us"]) * 1e3 for row in rows] == pytest.approx(
+        [row["ns"] for row in expected], abs=0.06
+    )
+    assert all("simulated" in row["source"] and row["prefill_chunk"] == "0" for row in rows)
+    capsys.readouterr()
+    assert "shared by 1, 2" in error_line(capsys, 2, *command, "--devices", "3")
+    no_csv = [*command, "-o", str(tmp_path / "x.json"), "--devices", "2"]
+    assert "is of a .csv file" in error_line(capsys, 2, *no_csv)

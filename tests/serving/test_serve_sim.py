@@ -179,6 +179,18 @@ def test_the_columns_are_read_as_they_are_published(trace):
     assert len(read_trace(trace, 2)) == 2
 
 
+def test_files_are_read_as_they_are_published(tmp_path):
+    """Those of 2023 have no line end behind the last line and CRLF before, those of 2024 a time zone."""
+    path = tmp_path / "code.csv"
+    first = "2023-11-16 18:17:03.9799600,4808,10"
+    path.write_bytes(f"{HEAD}\r\n{first}\r\n2023-11-16 19:14:19.9280160,549,173".encode())
+    requests = read_trace(path)
+    assert requests.arrival_ps.tolist() == [0, 3_435_948_056_000_000]
+    assert requests.prompt_tokens.tolist() == [4808, 549] and requests.new_tokens.tolist() == [10, 173]
+    path.write_text(f"{HEAD}\n2024-05-18 23:59:59.925224+00:00,9,2\n2024-05-18 23:59:59.995460+00:00,8,1\n")
+    assert read_trace(path).arrival_ps.tolist() == [0, 70_236_000_000]
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -236,7 +248,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         (("--rate", "inf", "--requests", "4", "--lengths", "3,4"), "--rate inf"),
         (("--rate", "1", "--requests", "4", "--lengths", "nan,4"), "--lengths nan,4"),
         (("--rate", "1", "--requests", "4", "--lengths", "3,4", "--tpot-limit", "nan"), "--tpot-limit nan"),
-        (("--rate", "1", "--requests", "10000000", "--lengths", "300,40"), "tokens; give at most"),
+        (("--rate", "1", "--requests", "10000000", "--lengths", "3,4"), "--requests 10000000: give 4000000"),
+        (("--rate", "1", "--requests", "4000000", "--lengths", "300,40"), "tokens; give at most"),
         (("--rate", "1", "--requests", "4", "--lengths", "3,4", "--random-points", "-1"), "--random-points"),
         (
             ("--rate", "1", "--requests", "4", "--lengths", "3,4", "--steps", "x", "--random-points", "1"),

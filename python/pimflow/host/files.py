@@ -41,6 +41,9 @@ PAGE = FileKind(
 )
 PERFETTO = FileKind(name="a timeline of pimflow", head=rb'\{"displayTimeUnit": "ns", "otherData": ')
 PROFILE = FileKind(name="a profile of pimflow", head=rb'\{"version": "pimflow-profile/')
+ATTENTION_TABLE = FileKind(
+    name="a table of attention in PIM", head=rb"prefill_chunk,kv_prefill,n_decode,kv_decode,time_us,source\n"
+)
 SERVING = FileKind(name="a table of attention in PIM", head=rb'\{\n "attn_model": \{')
 STEP_TABLE = FileKind(name="a table of steps of pimflow", head=rb'\{"version": "pimflow-step-table/')
 PICTURES = {

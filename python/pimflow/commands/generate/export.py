@@ -18,7 +18,8 @@ from pimflow.simulators.exports.llmservingsim import AttentionLine
 from pimflow.zoo.language.decoder import Decoder
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)
-BATCHES = (1, 4, 16)  # requests at once, of the table
+ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us", "source")
+BATCHES = (1, 2, 4, 8, 16)  # requests at once, of the table
 SHARES = (1, 2, 4)  # devices that share the heads, of the table
 
 
@@ -115,6 +116,18 @@ class ServingAttention:
             ],
         }
 
+    def attention_csv(self, devices: int) -> str:
+        """The table as the simulator's ``attention.csv``, for one of `devices` that share the heads.
+
+        Its folders ``tp1``, ``tp2``, … have one each (docs/profiler/output-bundle.md there). Rows are of
+        decoding: ``n_decode`` requests over ``kv_decode`` tokens. Its reader ignores the last column, the
+        source.
+        """
+        rows = [row for row in self.rows if row.kv_heads * devices == self.kv_heads]
+        lines = [",".join(ATTENTION_COLUMNS)]
+        lines += [f'0,0,{row.batch},{row.tokens},{row.ns / 1e3:.4f},"{row.source}"' for row in rows]
+        return "\n".join([*lines, ""])
+
     def text(self) -> str:
         """The entry as text."""
         entry = self.entry
@@ -153,6 +166,7 @@ def llmservingsim(
     target_system: System | None = None,
     *,
     lengths: Sequence[int] = LENGTHS,
+    devices: int = 1,
     profiling: Profiling | None = None,
 ) -> ServingAttention:
     """Time attention of a model in PIM, and fit the line over tokens that LLMServingSim takes.
@@ -165,12 +179,14 @@ def llmservingsim(
         Gives PIM device, channels, timing and storage type.
     lengths : sequence of int
         Numbers of tokens in the cache to time, two at least; the largest is the size of the cache.
+    devices : int
+        Of how many devices that share the heads the table has to have rows; see `attention_csv`.
 
     Raises
     ------
     UnknownNameError, ModelError, UsageError
-        If there is no such model, its heads are not known, there are fewer than two lengths, or the system
-        has no PIM channels.
+        If there is no such model, its heads are not known or not shared by so many devices, there are fewer
+        than two lengths, or the system has no PIM channels.
     UnsupportedOpError, InfeasibleError
         If PIM cannot store its cache.
     """
@@ -181,10 +197,14 @@ def llmservingsim(
         )
     if len(set(lengths)) < 2 or min(lengths) < 1:
         raise UsageError("a line needs two lengths of a cache, each of 1 token or more")
+    shares = [share for share in SHARES if decoder.kv_heads % share == 0]
+    if devices not in shares:
+        known = ", ".join(map(str, shares))
+        raise UsageError(f"--devices {devices}: the heads of '{decoder.name}' are shared by {known}")
     system = as_system(target_system)
     if not system.pim_channels:
         raise UsageError("the system has no PIM channels; give --pim-channels 1 or more")
-    rows = _attention_rows(system, decoder, lengths, profiling or Profiling())
+    rows = _attention_rows(system, decoder, shares, lengths, profiling or Profiling())
     system = replace(system, pim_channels=min(system.pim_channels, decoder.kv_heads))
     costs = Costs(system, profiling or Profiling())
     heads = decoder.heads, decoder.kv_heads, decoder.head_size
@@ -205,12 +225,10 @@ def llmservingsim(
 
 
 def _attention_rows(
-    system: System, decoder: Decoder, lengths: Sequence[int], profiling: Profiling
+    system: System, decoder: Decoder, shares: Sequence[int], lengths: Sequence[int], profiling: Profiling
 ) -> Iterator[AttentionRow]:
     """Times for `BATCHES` requests, all lengths, and the heads of a device that shares them with others."""
-    for share in SHARES:
-        if decoder.kv_heads % share:
-            continue
+    for share in shares:
         heads, kv_heads = decoder.heads // share, decoder.kv_heads // share
         for batch in BATCHES:
             channels = min(system.pim_channels, batch * kv_heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -112,10 +112,12 @@ class StepPlans:
     def model_digest(self) -> str:
         """Hash of the sizes of the model, and of whether its weights are known."""
         unnamed = replace(self.decoder, name="", file="", source="", text="")
-        # The order of a set is another one in each process.
+        # Of fields with their default nothing is said, so that a further one leaves stored tables valid. The
+        # order of a set is another one in each process.
         sizes = {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in vars(unnamed).items()
+            entry.name: sorted(value) if isinstance(value, frozenset) else value
+            for entry in fields(unnamed)
+            if (value := getattr(unnamed, entry.name)) != entry.default and value != {}
         }
         return hashlib.sha256(repr((sizes, self.decoder.has_weights)).encode()).hexdigest()
 
