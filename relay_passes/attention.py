@@ -34,11 +34,13 @@ def operator_kind(mod: tvm.IRModule, value: relax.Expr) -> str:
 
 
 def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
-    """A function of Q, K, V and, if `attention` has them, a mask and the positions of the first queries."""
+    """A function of Q, K, V and, if `attention` has them, a mask, sinks and the first queries' positions."""
     shapes = {"q": attention.query_shape, "k": attention.key_shape, "v": attention.value_shape}
     params = [relax.Var(name, relax.TensorType(dims, "float32")) for name, dims in shapes.items()]
     if attention.masked:
         params.append(relax.Var("mask", relax.TensorType(mask_shape, "float32")))
+    if attention.sinks:
+        params.append(relax.Var("sinks", relax.TensorType((1, attention.heads, 1, 1), "float32")))
     if attention.positioned:
         params.append(relax.Var("position", relax.TensorType((attention.batch,), "int64")))
     builder = relax.BlockBuilder()
@@ -111,7 +113,7 @@ def emit_attention_weights(
     Parameters
     ----------
     extra_operands : sequence of Expr
-        The mask and the position, as far as `attention` has them.
+        The mask, sinks and the position, as far as `attention` has them.
     scale : float
         Factor of the scores, applied first; 1 where an earlier kernel has applied it.
     """
@@ -134,7 +136,14 @@ def emit_attention_weights(
     mask_bias = None if masks_before_scale else _mask_bias(a, extra_operands, emit)
     if mask_bias is not None:
         scores = emit(op.add(scores, mask_bias), "causal")
-    return emit(op.nn.softmax(scores, axis=-1), "softmax")
+    if not a.sinks:
+        return emit(op.nn.softmax(scores, axis=-1), "softmax")
+    sinks = extra_operands[int(a.masked)]
+    if a.batch * a.queries > 1:
+        sinks = emit(op.broadcast_to(sinks, (a.batch, a.heads, a.queries, 1)), "sinks")
+    scores = emit(op.concat([scores, sinks], axis=-1), "with_sinks")
+    shares = emit(op.nn.softmax(scores, axis=-1), "softmax")
+    return emit(op.strided_slice(shares, [3], [0], [a.extent]), "shares")
 
 
 def _mask_bias(attention: Attention, extra_operands: Sequence[relax.Expr], emit: Emit) -> relax.Expr | None:

@@ -9,12 +9,13 @@ puts the table on docs/language_models.md, a row when it is done.
 import argparse
 from pathlib import Path
 
-from bench_generate import replace_block
+from bench_generate import best_gpu_cell, replace_block
 
 from pimflow import search, system, zoo
 from pimflow.commands.generate.decoding import Lengths, shared_regions, step_times
 from pimflow.commands.generate.generation import StepCosts
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
+from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 from pimflow.placement.solvers.capacity import channel_bytes, weight_row_bytes
@@ -26,8 +27,9 @@ PIMS = ("newton-gddr6", "newton-gddr6-narrow", "aim-gddr6", "hbm-pim", "hbm-pim-
 TYPES = ("fp16", "int8", "q4_k")
 CONTEXT = 1024
 HEAD = (
-    "| model | PIM | weights | GPU alone, ms | plan, ms | tokens/s | mJ a token | in PIM | of the bound |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "| model | PIM | weights | best GPU, ms | GPU alone, ms | plan, ms | tokens/s | mJ a token | in PIM "
+    "| of the bound |",
+    "|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -46,8 +48,10 @@ def line(model: str, pim: str, kind: str, profiling: Profiling) -> str:
     held_bytes = decoder.layers * weight_row_bytes(target, block.candidates)
     held_bytes += weight_row_bytes(target, head.candidates)
     room = "" if held_bytes <= channel_bytes(target) else ", no room"
+    published = PublishedDecode.from_decoder(decoder, target)
     cells = (
         *(model, pim, kind),
+        best_gpu_cell(published and published.step_ns(CONTEXT), costs.ns),
         f"{costs.ns_gpu_only / 1e6:.2f}",
         f"{costs.ns / 1e6:.2f} ({costs.ns_gpu_only / costs.ns:.2f}x)",
         f"{1e9 / costs.ns:.0f}",

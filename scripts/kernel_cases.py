@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -19,10 +19,13 @@ from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
 from pimflow.core.region import ConvGeometry
+from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.pim_backend.runtime.targets import target_by_name
+from pimflow.placement import apply
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.kernels.prim_func import kernel as primitive_kernel
-from pimflow.zoo.language.decoder import Decoder, Experts
+from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.graph import step_graph
 
 EXTENTS = (1, 3, 17, 129)  # odd ones: no tile divides them
@@ -111,10 +114,19 @@ def decoder_kernels(
     return network_kernels(step_graph(decoder, context), dtype)
 
 
-def planned_kernels(model: str, dtype: str, **options: object) -> PlainKernels:
-    """The kernels of a network by the plan of a search."""
+def planned_kernels(model: str, dtype: str, tiling: str | None = None, **options: object) -> PlainKernels:
+    """The kernels of a network by the plan of a search; `tiling` replaces the tiles of its fused groups."""
     request = SearchRequest.from_arguments(pimflow.system(dtype=dtype), **options).validate()
     network, search_result = request.find_plan(prepare.load(model, request.options))
+    if tiling is not None:
+        choices = (
+            replace(choice, rewrite=FusedGroupRewrite(tiling=tiling))
+            if isinstance(choice.rewrite, FusedGroupRewrite)
+            else choice
+            for choice in search_result.plan.choices
+        )
+        plan = replace(search_result.plan, choices=tuple(choices))
+        search_result = apply(search_result.graph, search_result.system, plan)
     return PlainKernels.from_network(apply_search_result(network.module, search_result), request.system)
 
 

@@ -50,6 +50,7 @@ _LONG = {
     "original_max_position_embeddings": 256,
 }
 _MLA = {
+    "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 48,
     "qk_rope_head_dim": 16,
@@ -81,13 +82,34 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("Falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.25}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
-    "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_HALF}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**_YARN, "rope_theta": 1e4},
+            **_HALF,
+        },
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     "deepseek_v3": (
         "DeepseekV3",
-        {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **_EXPERTS, **_MLA},
+        {
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            **_EXPERTS,
+            **_MLA,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {"n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS, **_MLA, "q_lora_rank": None},
     ),
 }
 
@@ -104,7 +126,7 @@ def make_model(family: str) -> Any:
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 0
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    draw = torch.Generator().manual_seed(7)
+    draw = torch.Generator().manual_seed(13 if family == "gemma" else 7)  # 7 has two tokens with one logit
     with torch.no_grad():
         for label, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=draw)
@@ -114,6 +136,9 @@ def make_model(family: str) -> Any:
                 parameter.copy_(values * (0.05 if "gemma" in family else 0.3))
             else:
                 parameter.copy_(values * 1.2 / parameter.shape[-1] ** 0.5)
+        for label, buffer in model.named_buffers():
+            if label.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn(buffer.shape, generator=draw) * 0.1)
     model.generation_config.eos_token_id = None
     return model
 
@@ -137,6 +162,8 @@ def write_onnx(family: str, folder: Path, attention: str = "sdpa") -> Path:
     """By ``torch.onnx.export``, with every length open and Optimum's names."""
     model = make_model(family)
     model.set_attn_implementation(attention)
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("batched_mm")  # its default one is no operator of ONNX
     caches = _cache_shapes(model)
 
     class Step(torch.nn.Module):
@@ -221,6 +248,7 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "phi": "phi2",
     "gpt_neox": "gptneox",
+    "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gpt_oss": "gpt-oss",
 }
@@ -267,7 +295,8 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
     writer.add_block_count(_first(config, "num_hidden_layers", "n_layer"))
     writer.add_feed_forward_length(_first(config, "intermediate_size", "n_inner") or 4 * hidden)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(_first(config, "num_key_value_heads") or heads)
+    shared = 1 if name in ("deepseek2", "falcon") else _first(config, "num_key_value_heads") or heads
+    writer.add_head_count_kv(shared)
     if config.get("rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     epsilon = _first(config, "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
@@ -275,13 +304,13 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
         writer.add_layer_norm_eps(epsilon)
     if rope.get("rope_theta"):
         writer.add_rope_freq_base(rope["rope_theta"])
-    if config.get("head_dim"):
+    if config.get("head_dim") and name != "deepseek2":
         writer.add_key_length(head_size)
         writer.add_value_length(head_size)
     share = rope.get("partial_rotary_factor") or config.get("rotary_pct")
     if name in ("llama", "granite") or share:
         writer.add_rope_dimension_count(int(head_size * (share or 1)))
-    if config.get("sliding_window") and name in ("gemma2", "gemma3", "phi3", "llama"):
+    if config.get("sliding_window") and name in ("gemma2", "gemma3", "phi3", "llama", "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
     if name == "gemma3":
         writer.add_array(f"{name}.attention.sliding_window_pattern", [True, False])
@@ -301,6 +330,10 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if name == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if name == "deepseek2":
+        _write_latent_keys(writer, config)
     if name == "stablelm":
         writer.add_parallel_residual(config["use_parallel_residual"])
     if rope.get("rope_type") == "longrope":
@@ -312,6 +345,48 @@ def _write_keys(writer: Any, name: str, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _write_latent_keys(writer: Any, config: dict[str, Any]) -> None:
+    """What DeepSeek's files have beside the keys of all: sizes of cached vectors, and how routers choose."""
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_kv_lora_rank(rank)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    is_third = config["model_type"] == "deepseek_v3"
+    writer.add_expert_weights_norm(is_third)
+    kinds = gguf.constants.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if is_third else kinds.SOFTMAX)
+    if is_third:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+
+
+def _latent_parts(label: str, values: np.ndarray, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The products of keys and values with a head's own weights, which newer files have apart."""
+    heads = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+    keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return {label.replace("kv_b", "k_b"): keys.swapaxes(1, 2), label.replace("kv_b", "v_b"): rest}
+
+
+def _joined_experts(label: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Tensors of gpt-oss's experts: gate and up apart, [experts, outputs, inputs]."""
+    suffix = "bias" if label.endswith("_bias") else "weight"
+    values = values if suffix == "bias" else values.swapaxes(1, 2)
+    before = label.partition(".experts.")[0]
+    if ".down_proj" in label:
+        return {f"{before}.experts.down_proj.{suffix}": values}
+    return {
+        f"{before}.experts.{part}_proj.{suffix}": values[:, k::2] for k, part in enumerate(("gate", "up"))
+    }
 
 
 def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -328,14 +403,24 @@ def _gguf_tensors(name: str, config: dict[str, Any], tensors: dict[str, np.ndarr
                 values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if name == "gpt2" and label.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
             values = values.T
-        if name == "gptneox" and "query_key_value" in label:
+        if name == "bloom":
+            label = label.removeprefix("transformer.")
+        if name in ("gptneox", "bloom") and "query_key_value" in label:
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
-        if ".experts." in label:
+        if "kv_b_proj" in label:
+            results |= _latent_parts(label, values, config)
+        elif name == "gpt-oss" and ".experts." in label:
+            results |= _joined_experts(label, values)
+        elif ".experts." in label:
             before, _, after = label.partition(".experts.")
             number, _, part = after.partition(".")
             if not number.isdecimal():
                 raise NotImplementedError("its experts are one tensor, which the converter cuts")
             experts.setdefault(f"{before}.experts.{part}", {})[int(number)] = values
+        elif label.endswith(("sinks", "e_score_correction_bias")):
+            results[f"{label}.weight" if label.endswith("sinks") else label.replace("_bias", ".bias")] = (
+                values
+            )
         elif not (config.get("tie_word_embeddings") and label == "lm_head.weight"):
             results[label] = values
     for label, parts in experts.items():

@@ -6,6 +6,7 @@ import re
 import statistics
 from pathlib import Path
 
+from papers.deep_fusion_terms import term_rows
 from papers.deep_reuse import overlap
 
 from pimflow.commands.fuse import fuse
@@ -15,6 +16,7 @@ from pimflow.fusion import KINDS, OBJECTIVES, Accelerator, FusionPlan, FusionRul
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results_deep_fusion.md"
 NETWORKS = ("vgg-19", "googlenet", "inception-v3", "resnet-18", "resnet-50")
+MOBILE_NETWORKS = ("mobilenet-v2", "efficientnet-b0")  # of small layers, which the paper has not
 # The paper's own figures: Table 1 in percent, and the abstract's and section 4.2's reductions and speed-ups.
 TABLE_1 = {
     "convolution": (99.55, 45.59), "batch_norm": (0.15, 15.27), "scale": (0.15, 15.24), "relu": (0.06, 13.10),
@@ -213,6 +215,7 @@ def main() -> None:
     folded = {name: fuse.fuse(name, baseline="folded", halo="retain") for name in NETWORKS}
     best = {name: steps[BEST] for name, steps in plans.items()}
     tucker = fuse.fuse_decomposed("resnet-18", TUCKER, halo="retain")
+    terms, traffic = term_rows(NETWORKS, MOBILE_NETWORKS)
     text = PAGE.read_text(encoding="utf-8")
     for name, rows in {
         "table 1": table_1(resnet18),
@@ -225,6 +228,8 @@ def main() -> None:
         "objectives": objective_rows(graphs["googlenet"]),
         "tucker": tucker_rows(tucker, folded["resnet-18"].dram_bytes_unfused),
         "on chip": capacity_rows(resnet18),
+        "terms": terms,
+        "group traffic": traffic,
     }.items():
         text = fill(text, f"deep fusion {name}", rows)
         print(f"{name}\n" + "\n".join(rows))

@@ -1,7 +1,8 @@
 """Errors of the GPU model on published kernel times of decoders: ``validate_decoders.py [--update]``.
 
-The presets of the cards in `DATA` were fitted to none of its rows, so all are held out. ``--update`` writes
-the tables into docs/validation.md.
+The presets of the cards in `DATA` and `ATTENTION` were fitted to none of their rows, so all are held out.
+``--update`` writes the tables into docs/validation.md. Vidur's tables of attention are files of Git LFS, of
+which the repository that was read has only pointers.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from papers.attention_crossovers import attention_regions
 from update_readme import ROOT, fill
 
-from pimflow import search, system, zoo
+from pimflow import Profiling, search, system, zoo
+from pimflow.core.attention import Attention
+from pimflow.core.candidate import Cost
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.hardware import GpuSpec
+from pimflow.placement import CandidateGenerator, Costs
 from pimflow.simulators.gpu.model import kernel_cost
 from pimflow.zoo.language import graph
 
 DATA = ROOT / "tests/gpu_model/data/decoder_kernels.csv"
+ATTENTION = DATA.with_name("decoder_attention.csv")
 PAGE = ROOT / "docs/validation.md"
 DTYPE = "fp16"  # of the model; the measured ones are fp16 or bf16
 SOURCES = {
@@ -97,6 +103,80 @@ def product_table(results: Sequence[MeasuredProduct]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAttention:
+    """Attention of a layer, as measured on a card and by the model, without launches.
+
+    Each of `requests` has `queries` new tokens after `past` ones.
+    """
+
+    gpu: str
+    requests: int
+    queries: int
+    past: int
+    measured_us: float
+    modelled_us: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the model."""
+        return self.modelled_us / self.measured_us - 1
+
+
+def attentions() -> list[MeasuredAttention]:
+    """Every measured attention beside the model's time."""
+    results = []
+    with ATTENTION.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        target = system(gpu=row["gpu"])
+        target = replace(target, gpu=replace(target.gpu, launch_ns=0.0))
+        requests, queries, past, heads, kv_heads, size = (
+            int(row[name]) for name in ("requests", "queries", "past", "heads", "kv_heads", "head_size")
+        )
+        attention = Attention(
+            batch=requests,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            value_size=size,
+            queries=queries,
+            keys=past + queries,
+            scale=size**-0.5,
+            causal=True,
+            positioned=True,
+        )
+        graph = attention_regions(attention)
+        generator = CandidateGenerator(graph, target, Costs(target, Profiling()))
+        candidate = generator.gpu_candidates(graph.regions[-1], target.gpu.memory_channels)[0]
+        results.append(
+            MeasuredAttention(
+                gpu=row["gpu"],
+                requests=requests,
+                queries=queries,
+                past=past,
+                measured_us=float(row["us"]),
+                modelled_us=Cost.from_candidate(candidate).latency_ns / 1000,
+            )
+        )
+    return results
+
+
+def attention_table(results: Sequence[MeasuredAttention]) -> str:
+    """Errors of attention by card, requests and new tokens, as Markdown."""
+    lines = [
+        "| GPU | requests | new tokens of each | tokens before | measured, us | model, us |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for gpu, requests, queries in dict.fromkeys((r.gpu, r.requests, r.queries) for r in results):
+        part = [r for r in results if (r.gpu, r.requests, r.queries) == (gpu, requests, queries)]
+        past = ", ".join(str(r.past) for r in part)
+        measured = ", ".join(f"{r.measured_us:.0f}" for r in part)
+        modelled = ", ".join(f"{r.modelled_us:.0f} ({r.error:+.0%})" for r in part)
+        lines.append(f"| {gpu} | {requests} | {queries} | {past} | {measured} | {modelled} |")
+    return "\n".join(lines)
+
+
 def step_table() -> str:
     """Steps over 1024 tokens that ran as a CUDA graph, beside the model with and without launches."""
     lines = ["| GPU | step | measured, us | model, us | without launches, us |", "|---|---|---:|---:|---:|"]
@@ -120,7 +200,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--update", action="store_true", help="write docs/validation.md anew")
     arguments = parser.parse_args()
-    tables = {"decoder products": product_table(products()), "decoder steps": step_table()}
+    tables = {
+        "decoder products": product_table(products()),
+        "decoder attention": attention_table(attentions()),
+        "decoder steps": step_table(),
+    }
     for name, body in tables.items():
         print(body)
         if arguments.update:

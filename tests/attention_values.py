@@ -5,9 +5,9 @@ import numpy as np
 from pimflow.core.attention import Attention
 
 
-def attend(attention: Attention, q, k, v, mask=None, position=None) -> np.ndarray:
-    """Shapes as in `Attention`; `mask` if it is masked, `position` if it is positioned."""
-    assert (mask is not None) == attention.masked
+def attend(attention: Attention, q, k, v, mask=None, position=None, sinks=None) -> np.ndarray:
+    """Shapes as in `Attention`; `mask`, `position` and `sinks` if it has them."""
+    assert ((mask is not None), (sinks is not None)) == (attention.masked, attention.sinks)
     shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
     assert (q.shape, k.shape, v.shape) == shapes
 
@@ -18,6 +18,9 @@ def attend(attention: Attention, q, k, v, mask=None, position=None) -> np.ndarra
     scores = attention.softcap * np.tanh(scores / attention.softcap) if attention.softcap else scores
     scores = scores if mask is None else scores + mask.astype(np.float64)
     scores = np.where(attention.visible_keys(position)[:, None], scores, -np.inf)
-    largest = scores.max(-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
-    return weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float64).tiny) @ of_heads(v)
+    sink = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks.astype(np.float64)
+    largest = np.maximum(scores.max(-1, keepdims=True), sink)
+    largest = np.where(np.isneginf(largest), 0.0, largest)
+    weights = np.exp(scores - largest)
+    whole = weights.sum(-1, keepdims=True) + np.exp(sink - largest)
+    return weights / np.maximum(whole, np.finfo(np.float64).tiny) @ of_heads(v)

@@ -283,6 +283,13 @@ def test_tests_import_the_installed_package():
     assert wrong == []
 
 
+def test_what_needs_pytorch_is_marked():
+    """`.ci/run` runs the others without it, and then these alone."""
+    sources = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    asking = {path.name for path, text in sources.items() if 'importorskip("torch"' in text}
+    assert asking == {path.name for path, text in sources.items() if "mark.torch" in text}
+
+
 def test_every_room_has_a_layer():
     rooms = [name for layer in LAYERS for name in layer]
     assert len(rooms) == len(set(rooms))

@@ -32,6 +32,7 @@ from pimflow.relay_passes.canonical.attention_operands import (
     scalar,
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
+from pimflow.relay_passes.canonical.softmax_sinks import softmax_with_sinks
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 
 
@@ -83,6 +84,8 @@ class _AttentionMatch:
     ----------
     masks : tuple of MaskTerm
         Terms that are added to the scores.
+    sinks : Expr, optional
+        The scores that no key stands for, one for each head.
     guarded : bool
         Whether queries from which a mask hides all keys give zeros.
     """
@@ -91,6 +94,7 @@ class _AttentionMatch:
     operands: tuple[AttentionOperand, AttentionOperand, AttentionOperand]
     masks: tuple[MaskTerm, ...]
     guarded: bool
+    sinks: relax.Expr | None = None
 
     def call(
         self,
@@ -106,6 +110,9 @@ class _AttentionMatch:
         if mask is not None and self.guarded:
             mask, visibility = emitter.guard(mask, builder)
         operands += [] if mask is None else [mask]
+        if self.sinks is not None:
+            sinks = var_remap.get(self.sinks, self.sinks)
+            operands.append(builder.emit(relax.op.reshape(sinks, (1, self.attention.heads, 1, 1))))
         function = attention_function(self.attention, () if mask is None else shape(mask))
         result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
         if visibility is None:
@@ -143,6 +150,8 @@ class _AttentionFinder:
         if operator(value) != "matmul" or not all(isinstance(operand, relax.Var) for operand in value.args):
             return None
         softmax, readers = self._skip_reshapes(value.args[0]), 1
+        if (with_sinks := softmax_with_sinks(softmax, self.values, self.counts)) is not None:
+            return self._match_with_sinks(value, *with_sinks)
         if (guarded := guarded_softmax(softmax, self.values, self.counts)) is not None:
             softmax, readers = guarded
         if operator(softmax) != "nn.softmax":
@@ -157,6 +166,18 @@ class _AttentionFinder:
         if attention_match is None or not is_cached_attention(attention_match.attention):
             return None
         return replace(attention_match, guarded=guarded is not None)
+
+    def _match_with_sinks(
+        self, second: relax.Call, scores_var: relax.Var, sinks: relax.Expr
+    ) -> _AttentionMatch | None:
+        """The match of a softmax over scores and sinks in front of the `second` product; else None."""
+        scores, dims = self._scores(scores_var), shape(scores_var)
+        found = self._build_match(scores, dims, second) if scores is not None and len(dims) == 4 else None
+        if found is None or dims[:2] != (found.attention.batch, found.attention.heads):
+            return None
+        if not is_cached_attention(found.attention):
+            return None
+        return replace(found, attention=replace(found.attention, sinks=True), sinks=sinks)
 
     def _build_match(
         self, scores: _ScoreChain, dims: tuple[int, ...], second: relax.Call

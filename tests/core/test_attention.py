@@ -30,19 +30,21 @@ def attentions(draw, **fixed):
         "window": draw(st.sampled_from([0, 0, 1, 3])),
         "softcap": draw(st.sampled_from([0.0, 0.0, 2.0])),
         "masked": draw(st.booleans()),
+        "sinks": draw(st.booleans()),
     }
     return Attention(**fields | fixed)
 
 
 def operands(attention, seed=0):
-    """Q, K, V and a mask, or None."""
+    """Q, K, V, then a mask or None, no position, and sinks or None."""
     rng = np.random.default_rng(seed)
     shapes = (attention.query_shape, attention.key_shape, attention.value_shape)
     mask = np.where(rng.random(attention.score_shape) < 0.3, -np.inf, rng.normal(size=attention.score_shape))
-    return [*(rng.normal(size=shape) for shape in shapes), mask if attention.masked else None]
+    sinks = rng.normal(size=(1, attention.heads, 1, 1)) if attention.sinks else None
+    return [*(rng.normal(size=shape) for shape in shapes), mask if attention.masked else None, None, sinks]
 
 
-def reference_attention(attention, q, k, v, mask):
+def reference_attention(attention, q, k, v, mask, _, sinks):
     """The same with plain loops."""
     out = np.zeros(attention.output_shape)
     for b, h, i in np.ndindex(attention.batch, attention.heads, attention.queries):
@@ -54,7 +56,7 @@ def reference_attention(attention, q, k, v, mask):
             if attention.softcap:
                 score = attention.softcap * math.tanh(score / attention.softcap)
             weights[j] = math.exp(score + (0.0 if mask is None else mask[b, h, i, j]))
-        total = sum(weights.values())
+        total = sum(weights.values()) + (0.0 if sinks is None else math.exp(sinks[0, h, 0, 0]))
         for j, weight in weights.items():
             out[b, h, i] += weight / total * v[b, shared, j] if total else 0.0
     return out
@@ -68,10 +70,10 @@ def test_the_reference_is_the_definition(attention, seed):
     )
 
 
-@given(attentions(causal=True, masked=False, read=0), st.integers(0, 99))
+@given(attentions(causal=True, masked=False, sinks=False, read=0), st.integers(0, 99))
 def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed):
     attention = replace(attention, queries=attention.keys, offset=0)
-    q, k, v, _ = operands(attention, seed)
+    q, k, v, *_ = operands(attention, seed)
     sequence = attend(attention, q, k, v)
     for length in range(1, attention.keys + 1):
         step = replace(attention, queries=1, keys=length, offset=length - 1)
@@ -79,13 +81,13 @@ def test_a_step_with_the_cache_gives_a_row_of_the_whole_sequence(attention, seed
         np.testing.assert_allclose(row, sequence[:, :, length - 1 : length], atol=1e-12)
 
 
-@given(attentions(masked=False, queries=2, keys=8), st.integers(0, 5), st.booleans())
+@given(attentions(masked=False, sinks=False, queries=2, keys=8), st.integers(0, 5), st.booleans())
 def test_places_that_hold_nothing_yet_do_not_matter(attention, first, causal):
     """Whether or not they are read."""
     read = attention.read if attention.read >= first + 2 else 0
     positioned = replace(attention, positioned=True, causal=causal, read=read)
     fixed = replace(attention, causal=causal, keys=first + 2, offset=first, read=0)
-    q, k, v, _ = operands(positioned)
+    q, k, v, *_ = operands(positioned)
     position = np.full(attention.batch, first)
     expected = attend(fixed, q, k[:, :, : first + 2], v[:, :, : first + 2])
     k[:, :, first + 2 :], v[:, :, first + 2 :] = 1e6, -1e6

@@ -71,15 +71,15 @@ def test_no_pool_is_larger_than_what_memory_promises():
 
 @pytest.mark.long
 def test_every_budget_from_the_least_on_is_kept():
-    min_bytes = place_network(random_network(0), decompose=REQUEST, objective="memory")[1].pool_bytes
-    for share in (1.0, 1.1, 1.5):
-        choice = place_network(random_network(0), decompose=REQUEST, max_memory_bytes=share * min_bytes)[1]
+    min_bytes = place_network(random_network(4), decompose=REQUEST, objective="memory")[1].pool_bytes
+    for share in (1.0, 1.3):
+        choice = place_network(random_network(4), decompose=REQUEST, max_memory_bytes=share * min_bytes)[1]
         assert choice.pool_bytes <= share * min_bytes
     with pytest.raises(InfeasibleError) as error:
-        place_network(random_network(0), decompose=REQUEST, max_memory_bytes=min_bytes // 3)
+        place_network(random_network(4), decompose=REQUEST, max_memory_bytes=min_bytes // 3)
     needed = int(error.value.demand)
     assert (
-        place_network(random_network(0), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
+        place_network(random_network(4), decompose=REQUEST, max_memory_bytes=needed)[1].pool_bytes <= needed
     )
 
 
@@ -100,13 +100,24 @@ def test_a_run_ends_before_what_no_group_has_a_formula_for():
 
 @pytest.mark.long
 def test_every_run_of_whole_regions_is_a_candidate():
-    """Also on large maps behind a pooling, whose fastest tilings cannot be placed."""
+    """Also on large maps behind a pooling, whose fastest tilings cannot be placed: VGG's first blocks."""
+    weights: dict[str, np.ndarray] = {}
+    widths, source, nodes = {"a": (3, 64), "b": (64, 64), "c": (64, 128), "d": (128, 128)}, "x", []
+    for name, channels in widths.items():
+        nodes += convolution(name, source, channels, 3, weights)
+        source = name
+        if name in "bd":
+            window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+            nodes.append(onnx.helper.make_node("MaxPool", [name], [f"p{name}"], f"p{name}", **window))
+            source = f"p{name}"
+    nodes.append(onnx.helper.make_node("GlobalAveragePool", [source], ["y"], "mean"))
     options = NetworkOptions(batch=4, decompose="tucker:0.1", fuse_activations=True)
-    graph = prepare.prepare(prepare.load("vgg-16", options), options, SYSTEM).regions
+    network = prepare.load(model(nodes, weights, 3, rows=224), options)
+    graph = prepare.prepare(network, options, SYSTEM).regions
     candidates = fused_groups.group_candidates(
         CandidateGenerator(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels
     )
-    assert len(graph.runs) == 13 and {candidate.covers for candidate in candidates} == set(graph.runs)
+    assert len(graph.runs) == 4 and {candidate.covers for candidate in candidates} == set(graph.runs)
 
 
 @pytest.mark.long

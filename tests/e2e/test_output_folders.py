@@ -211,7 +211,7 @@ class Folder:
         assert {name: now.get(name) for name in self.theirs} == self.theirs
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(steps, max_size=8), st.lists(writes, min_size=1, max_size=3), st.booleans(), st.booleans())
 def test_nothing_of_others_is_lost(steps, writes, link, inside):
     with tempfile.TemporaryDirectory() as root:

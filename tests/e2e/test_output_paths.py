@@ -81,14 +81,13 @@ def test_every_command_that_writes_is_here():
 
 
 TWICE = {  # arguments before the place, and the place
-    "compile": (["compile", "toy", "-o"], "out"),
+    "compile": (["compile", "toy", "--modes", "gpu", "--conventions", "none", "-o"], "out"),
     "sweep": (["sweep", "toy", "--set", "pim_channels=8,16", "-o"], "out"),
     "trace": (["trace", "conv:1x64x7x7,64,1x1", "--format", "pim", "-o"], "out"),
     "kernels": (["trace", "fc:64,10", "--format", "accel-sim", "-o"], "out"),
     "decompose": (["decompose", "toy", "--decompose", "tucker:0.5", "-o"], "net.onnx"),
     "timeline": (["timeline", "toy", "--perfetto"], "t.json"),
     "page": (["timeline", "toy", "--plot"], "t.html"),
-    "drawing": (["timeline", "toy", "--plot"], "t.svg"),
     "picture": (["timeline", "toy", "--plot"], "t.png"),
     "memory": (["memory", "toy", "-o"], "m.csv"),
     "select": (["select", "toy", "-o"], "p.json"),

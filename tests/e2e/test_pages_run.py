@@ -18,7 +18,10 @@ from pimflow.commands.main import main
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "extending.md")
+PAGES = [
+    pytest.param(page, id=page.stem, marks=pytest.mark.torch if "import torch" in page.read_text() else ())
+    for page in (*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "extending.md")
+]
 BLOCK = re.compile(r"^```(\w+) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,7 +51,7 @@ def shell(text: str, capsys) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -94,10 +94,10 @@ def test_a_decomposed_network_has_a_front():
 @pytest.mark.long
 def test_a_front_has_layers_that_suit_each_figure():
     """With ``where=pays`` the fastest plan keeps other layers than the one with the smallest pool."""
-    request = "tucker:0.1:0.5,where=pays"
-    points = pimflow.pareto("toy", points=4, decompose=request)
+    options = {"decompose": "tucker:0.1:0.5,where=pays", "modes": "gpu,pim"}
+    points = pimflow.pareto("toy", points=3, **options)
     for number, objective in enumerate(("latency", "energy", "memory")):
-        question = SearchRequest.from_arguments(None, decompose=request, objective=objective).validate()
+        question = SearchRequest.from_arguments(None, objective=objective, **options).validate()
         prepared = question.prepare_network(pimflow.commands.shared.prepare.load("toy", question.options))
         search_result, choice = question.place_network(prepared)
         evaluation = search_result.evaluation
@@ -108,7 +108,9 @@ def test_a_front_has_layers_that_suit_each_figure():
     }
     assert len(layers) > 1
     for point in points:
-        question = SearchRequest.from_arguments(None, plan=point.plan, decompose=request).validate()
+        question = SearchRequest.from_arguments(
+            None, plan=point.plan, decompose=options["decompose"]
+        ).validate()
         _, search_result = question.find_plan(pimflow.commands.shared.prepare.load("toy", question.options))
         assert search_result.evaluation.latency_ns == pytest.approx(point.latency_ns)
 

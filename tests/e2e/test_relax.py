@@ -108,6 +108,7 @@ def program():
     return torch.export.export(TorchNet().eval(), (torch.zeros(1, 3, 8, 8),))
 
 
+@pytest.mark.torch
 @pytest.mark.long
 def test_an_exported_program_keeps_its_layers(program, tmp_path):
     torch = pytest.importorskip("torch")
@@ -119,6 +120,7 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
         assert {"features.0", "features.3", "fc"} <= set(names)
 
 
+@pytest.mark.torch
 def test_a_damaged_program_is_one_line(tmp_path, monkeypatch):
     """PyTorch logs a traceback for each form that the file has not."""
     pytest.importorskip("torch")
@@ -158,6 +160,7 @@ def step(tmp_path_factory):
     return module, path
 
 
+@pytest.mark.torch
 def test_an_exported_step_keeps_its_caches(step, tmp_path):
     """Token by token, as PyTorch has it with caches that grow."""
     torch = pytest.importorskip("torch")
@@ -177,6 +180,7 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
@@ -193,6 +197,7 @@ def test_caches_that_a_step_has_not_are_refused(step, keywords, says):
         pimflow.search(step[1], **keywords)
 
 
+@pytest.mark.torch
 @pytest.mark.long
 def test_a_module_imported_from_torch(program):
     from tvm.relax.frontend.torch import from_exported_program

@@ -10,6 +10,7 @@ import pimflow
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
 
 
 class Branches(torch.nn.Module):

@@ -402,6 +402,7 @@ def test_shapes_and_masks_keep_their_values(opset):
         np.testing.assert_allclose(result, exact, rtol=1e-2 if stored.kernels else 1e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.long
 def test_a_torch_program_has_roundings_too(tmp_path):
     """As far off as the same network in ONNX is, within the factor of about two of more roundings.

@@ -106,17 +106,20 @@ def test_every_axis_of_every_operand_is_read_as_its_map_says(drawn, data):
 
 
 @PROPERTY
-@given(graphs(), st.integers(2, 4))
-def test_retained_rows_are_made_once(drawn, parts):
-    """What is new in each tile, put together, is what any tile holds, without repetition."""
-    spans = transfer(drawn.graph, 0, len(drawn.graph.layers), 1, parts, retain=True)
+@given(graphs(), st.integers(1, 3), st.integers(2, 4))
+def test_retained_rows_are_made_once(drawn, bands, tiles):
+    """What is new in each tile of a band, put together, is what any tile holds, without repetition."""
+    spans = transfer(drawn.graph, 0, len(drawn.graph.layers), 1, bands * tiles, bands)
+    alone = transfer(drawn.graph, 0, len(drawn.graph.layers), 1, bands)
     for name, axis_spans in spans.items():
-        fresh = [row for low, high in axis_spans.fresh for row in range(low, high)]
-        assert len(fresh) == len(set(fresh)), name
-        here: set[int] = set()
-        for resident, new in zip(axis_spans.held, axis_spans.fresh):
-            here = {row for row in here if resident[0] <= row} | set(range(*new))
-            assert set(range(*resident)) <= here, name
+        for band in range(bands):
+            part = slice(band * tiles, (band + 1) * tiles)
+            fresh = [row for low, high in axis_spans.fresh[part] for row in range(low, high)]
+            assert len(fresh) == len(set(fresh)) and set(fresh) <= set(range(*alone[name].held[band])), name
+            here: set[int] = set()
+            for resident, new in zip(axis_spans.held[part], axis_spans.fresh[part]):
+                here = {row for row in here if resident[0] <= row} | set(range(*new))
+                assert set(range(*resident)) <= here, name
 
 
 def test_padding_is_a_layer_of_its_own():

@@ -413,6 +413,7 @@ PT2_FILES = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("change, said", PT2_FILES.values(), ids=PT2_FILES)
 def test_pt2(change, said, exported, tmp_path, capsys):
     mark = tmp_path / "ran"
@@ -421,6 +422,7 @@ def test_pt2(change, said, exported, tmp_path, capsys):
     assert not mark.exists()
 
 
+@pytest.mark.torch
 def test_a_right_pt2_is_read(exported, tmp_path):
     """Without its example inputs, which are pickled."""
     mark = tmp_path / "ran"

@@ -19,7 +19,8 @@ from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
 from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Experts
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
+from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 from pimflow.zoo.language.reference import ReferenceDecoder
 from pimflow.zoo.language.tokens import ByteTokens
 
@@ -67,10 +68,10 @@ def test_the_table_of_the_documentation_is_true():
         ({"heads": 5}, "5 heads cannot share 2 heads of keys"),
         ({"head_size": 5}, "a head of 5 has no halves"),
         ({"experts": Experts(count=2, used=3)}, "cannot go through 3 of 2 experts"),
-        (
-            {"experts": Experts(count=2, used=1), "biases": frozenset({"up"})},
-            "has experts with biases: not supported",
-        ),
+        ({"experts": Experts(count=6, used=3, groups=3)}, "cannot be chosen from 1 of 3 groups"),
+        ({"experts": Experts(count=6, used=1, groups=3, group_best=3)}, "fewer than 3 experts"),
+        ({"experts": Experts(count=2, used=1, scores="tanh")}, "shares by tanh"),
+        ({"latent": LatentAttention(rank=4, value_size=4)}, "not made of a latent vector"),
     ],
 )
 def test_what_no_decoder_is_made_of_is_refused(changes, says):
@@ -78,26 +79,41 @@ def test_what_no_decoder_is_made_of_is_refused(changes, says):
         small(**changes)
 
 
-def with_experts(experts: Experts | None, biases: frozenset[str], **changes: object) -> Decoder:
-    """A small decoder; experts have no biases."""
-    biases = biases - {*FEED_FORWARD_PRODUCTS} if experts else biases
-    return small(experts=experts, biases=biases, **changes)
+def with_latent(latent: LatentAttention | None, **changes: object) -> Decoder:
+    """A small decoder; one with latent vectors has no norms of queries, and rotates in all layers."""
+    if latent is not None:
+        changes |= {"kv_heads": 1, "positions": "rotary", "rotary_size": 4, "query_norm": ""}
+        changes["unturned_layers"] = frozenset()
+    return small(latent=latent, **changes)
 
 
+EXPERTS = [
+    Experts(count=3, used=2),
+    Experts(count=5, used=1, normalised=False),
+    Experts(count=6, used=2, scores="sigmoid", corrected=True, groups=3, used_groups=2, group_best=2),
+    Experts(count=4, used=1, factor=2.5, shared=6),
+]
 DECODERS = st.builds(
-    with_experts,
-    experts=st.sampled_from([None, Experts(count=3, used=2), Experts(count=5, used=1, normalised=False)]),
+    with_latent,
+    latent=st.sampled_from(
+        [None, LatentAttention(rank=6, value_size=5), LatentAttention(rank=3, value_size=4, query_rank=7)]
+    ),
+    experts=st.sampled_from([None, *EXPERTS]),
+    dense_layers=st.sampled_from([0, 1]),
+    dense_feed_forward=st.just(10),
+    sinks=st.booleans(),
     layers=st.integers(1, 2),
     kv_heads=st.sampled_from([1, 2, 4]),
     norm=st.sampled_from(["rms", "layer"]),
-    positions=st.sampled_from(["rotary", "learned"]),
+    positions=st.sampled_from(["rotary", "learned", "alibi"]),
     position_offset=st.sampled_from([0, 2]),
-    activation=st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu"]),
+    activation=st.sampled_from(["swiglu", "geglu", "clamped_swiglu", "gelu", "gelu_erf", "relu"]),
     biases=st.sampled_from([frozenset(), frozenset(BLOCK_PRODUCTS), frozenset({"query", "value", "head"})]),
     tied=st.booleans(),
     unturned_layers=st.sampled_from([frozenset(), frozenset({1}), frozenset({0, 1})]),
     rotary_size=st.sampled_from([0, 4]),
     query_norm=st.sampled_from(["", "heads", "whole"]),
+    embedding_norm=st.booleans(),
     input_norms=st.booleans(),
     result_norms=st.booleans(),
     parallel=st.booleans(),

@@ -20,6 +20,8 @@ from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import VerificationError
 from pimflow.hardware import system
 
+pytestmark = pytest.mark.torch
+
 LAYERS = 1
 TOKENS = 10
 NAMES = [f"past_key_values.{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]

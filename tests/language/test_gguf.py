@@ -19,7 +19,7 @@ from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.errors import ModelError
-from pimflow.zoo.language.decoder import Experts
+from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.gguf_decoder import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
 from pimflow.zoo.language.reference import ReferenceDecoder

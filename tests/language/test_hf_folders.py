@@ -16,7 +16,7 @@ from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import ModelError, UsageError
 from pimflow.zoo.language.angle_scaling import yarn
-from pimflow.zoo.language.decoder import Experts
+from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.hf_decoder import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
@@ -251,6 +251,7 @@ KINDS = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers(kind, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")

@@ -13,6 +13,8 @@ from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import ModelError, UsageError
 
+pytestmark = pytest.mark.torch
+
 HEADS, SIZE, PLACES, VOCABULARY = 2, 16, 12, 61
 WIDTH = HEADS * SIZE
 PROMPT, WINDOW = [3, 14, 15], 5

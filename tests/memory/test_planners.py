@@ -226,7 +226,7 @@ def test_the_time_limit_leaves_a_plan_and_its_gap():
 def test_the_search_can_be_interrupted():
     lifetimes = csv_form.read(DATA / "D.1048576.csv")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    begin = time.monotonic()
+    begin = time.process_time()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
@@ -234,7 +234,7 @@ def test_the_search_can_be_interrupted():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_alignment_counts_in_the_bound():

@@ -11,7 +11,7 @@ from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.torch]
 
 
 @pytest.mark.parametrize("name", ["toy", "mobilenet-v2", "srgan", "efficientnet-b0", "mnasnet-1.0"])

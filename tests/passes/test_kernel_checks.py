@@ -16,7 +16,7 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
-from pimflow.zoo.language.decoder import Experts
+from pimflow.zoo.language.decoder_parts import Experts
 
 
 def network_kernels(name: str) -> list[ScheduledKernel]:
@@ -243,6 +243,14 @@ def test_a_fused_group_keeps_to_its_tiles():
     broken = mutant(group, "a shared buffer of one element less", np.random.default_rng(0))
     (finding,) = check_kernel(broken).findings
     assert finding.fault is Fault.OUT_OF_BOUNDS
+
+
+def test_rows_that_a_block_retains_keep_to_their_tiles():
+    """Several tiles of a block one after the other; what the next one reads is not overwritten."""
+    tiling = "tiles 1x8x1 retained in 2 bands"
+    kernels = kernel_cases.planned_kernels("toy", "fp16", tiling, fuse=True, modes="gpu").schedule()
+    (group,) = (kernel for kernel in kernels if kernel.regions_bytes)
+    assert not check_kernel(group).findings
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from skip_graphs import SkipGraph, networks
+from skip_networks import hourglass
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
@@ -61,16 +62,15 @@ def chosen_without_bounds(network: Network, fuse: bool):
 
 
 @given(networks(), st.booleans())
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(60))
 def test_the_bound_changes_no_choice(mod, fuse):
     network = replace(TOY, module=mod)
     assert chosen(network, fuse) == chosen_without_bounds(network, fuse)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fuse", [False, True])
-def test_the_bound_changes_no_choice_in_a_large_network(fuse):
-    options = NetworkOptions(decompose="tucker:0.1")
-    network = prepare.load("unet", options)
+def test_the_bound_changes_no_choice_in_a_network_from_onnx(fuse):
+    options = NetworkOptions(decompose="tucker:0.25")
+    network = prepare.load(hourglass(), options)
     decomposed = prepare.decompose_layers(network, options, SYSTEM, prepare.PreparationRequest())
     assert chosen(decomposed.network, fuse) == chosen_without_bounds(decomposed.network, fuse)

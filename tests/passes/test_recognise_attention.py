@@ -273,6 +273,7 @@ def attentions(draw):
         window=draw(st.sampled_from([0, 2])),
         softcap=draw(st.sampled_from([0.0, 1.5])),
         masked=draw(st.booleans()),
+        sinks=draw(st.booleans()),
     )
 
 
@@ -283,11 +284,12 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     dims = (attention.query_shape, attention.key_shape, attention.value_shape)
     q, k, v = (rng.normal(size=dims_of).astype(np.float32) for dims_of in dims)
     given = {"mask": rng.normal(size=(1, 1, *attention.score_shape[2:])).astype(np.float32)}
+    given["sinks"] = rng.normal(size=(1, attention.heads, 1, 1)).astype(np.float32)
     given["position"] = rng.integers(0, attention.keys - attention.queries + 1, attention.batch)
     given = {
         name: array
         for name, array in given.items()
-        if getattr(attention, {"mask": "masked", "position": "positioned"}[name])
+        if getattr(attention, {"mask": "masked", "position": "positioned"}.get(name, name))
     }
     function = attention_function(attention, given["mask"].shape if attention.masked else ())
     mod = tvm.IRModule({"main": function.without_attr(ATTENTION).with_attr("global_symbol", "main")})
@@ -295,6 +297,37 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     np.testing.assert_allclose(got, attend(attention, q, k, v, **given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("shifted", [False, True])
+def test_scores_that_no_key_stands_for_are_sinks(shifted):
+    """As gpt-oss has them: joined to the scores, and dropped behind the softmax."""
+    torch = pytest.importorskip("torch")
+
+    class CachedStep(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sinks = torch.nn.Parameter(torch.arange(4.0) / 3)
+
+        def forward(self, q, key, value, past_key, past_value):
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+            scores = q @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.5
+            scores = torch.cat([scores, self.sinks.reshape(1, -1, 1, 1).expand(1, -1, 2, -1)], -1)
+            scores = scores - scores.max(-1, keepdim=True).values if shifted else scores
+            return torch.softmax(scores, -1)[..., :-1] @ value.repeat_interleave(2, 1)
+
+    dims = [(1, 4, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
+    rng = np.random.default_rng(0)
+    operands = [torch.from_numpy(rng.normal(size=item).astype(np.float32)) for item in dims]
+    step = CachedStep().eval()
+    network = frontend.load(torch.export.export(step, tuple(operands)))
+    (attention,) = attention_calls(network.module)
+    assert attention.sinks and attention.kv_heads == 2
+    machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
+    got = machine["main"](*(tvm.runtime.tensor(item.numpy()) for item in operands))
+    np.testing.assert_allclose(got.numpy(), step(*operands).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("masked", long_but(["plain"], {"plain": False, "a mask that hides all": True}))
 def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):
     """Decomposed, it scales the whole cache and repeats it, and guards the softmax against rows of -inf."""

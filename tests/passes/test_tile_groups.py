@@ -119,10 +119,17 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     assume(groups)
     covers = data.draw(st.sampled_from(groups))
     n, h, w, _ = tilings.layers.shapes[covers[-1]]
+    parts = data.draw(st.integers(1, h))
+    bands = data.draw(st.sampled_from([bands for bands in range(1, parts + 1) if parts % bands == 0]))
     tiling = GroupTiling(
-        n=data.draw(st.integers(1, n)), h=data.draw(st.integers(1, h)), w=data.draw(st.integers(1, w))
+        n=data.draw(st.integers(1, n)),
+        h=parts,
+        w=data.draw(st.integers(1, w)),
+        retain=bands < parts,
+        bands=bands,
     )
-    assert not tilings.unsupported_reason(covers, tiling)
+    tiling = tiling if tiling.retain else replace(tiling, bands=1)
+    assert GroupTiling.parse(str(tiling)) == tiling and not tilings.unsupported_reason(covers, tiling)
     outlined = OutlineGroups({covers: str(tiling)})(mod)
     assert len(kernel_groups(outlined)) == len(kernel_groups(mod)) - len(covers) + 1
     operands = inputs(mod)
@@ -262,7 +269,7 @@ def run_by_threads(built, tiles, folder, *dims):
     arrays |= dict(zip(names, constants, strict=True))
     name = next(gv.name_hint for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
     multiplied = run_blocks(
-        source, f"{name}_kernel", arrays, GroupTiling.parse(tiles).tiles, folder, BLOCK_SHARED_BYTES // 2
+        source, f"{name}_kernel", arrays, GroupTiling.parse(tiles).blocks, folder, BLOCK_SHARED_BYTES // 2
     )
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))
@@ -272,6 +279,31 @@ def run_by_threads(built, tiles, folder, *dims):
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
     result, expected, _ = run_by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
+    assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_blocks_keep_the_rows_that_their_next_tile_reads(tmp_path):
+    """Two bands of four tiles: each block computes a row of the band once, on tensor cores and without."""
+
+    def network(emit, x):
+        x = emit(op.nn.max_pool2d(x, layout="NHWC"), "before")
+        y = emit(op.nn.relu(emit(convolution(x, constant(16, 3, 3, 8), padding=1), "a")))
+        y = emit(op.nn.relu(emit(convolution(y, constant(16, 3, 3, 1), padding=1, groups=16), "b")))
+        y = emit(op.nn.relu(emit(convolution(y, constant(16, 3, 3, 16), padding=1), "c")))
+        return emit(op.exp(emit(op.nn.max_pool2d(y, layout="NHWC"), "behind")))
+
+    tiles, dims, covers = "tiles 1x8x1 retained in 2 bands", (1, 16, 20, 8), ("a", "b", "c")
+    tilings, _ = choices(flat(network, dims))
+    kernels_by_tiles = {
+        text: tilings.kernel(covers, GroupTiling.parse(text)) for text in (tiles, "tiles 1x8x1")
+    }
+    assert kernels_by_tiles[tiles].blocks == 2 and kernels_by_tiles["tiles 1x8x1"].blocks == 8
+    assert kernels_by_tiles[tiles].macs < kernels_by_tiles["tiles 1x8x1"].macs
+    result, expected, multiplied = run_by_threads(
+        build_for_gpu(network, covers, tiles, *dims), tiles, tmp_path, *dims
+    )
+    assert multiplied == kernels_by_tiles[tiles].fragments > 0
     assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 

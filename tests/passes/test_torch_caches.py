@@ -15,6 +15,8 @@ import torch
 from pimflow import frontend
 from pimflow.compiler import phases
 
+pytestmark = pytest.mark.torch
+
 PLACES, HEADS, SIZE = 8, 2, 4
 
 

@@ -12,6 +12,7 @@ from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
 
 
 class Attention(torch.nn.Module):

@@ -17,7 +17,7 @@ def problem_of(graph: RegionGraph, table: CostTable) -> PlacementProblem:
 
 def labels(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY, **question) -> Labels:
     """The answer to a question about `criterion`."""
-    return search(problem_of(graph, table), SearchQuery(criteria=[criterion], **question))
+    return search(problem_of(graph, table), SearchQuery(criteria=(criterion,), **question))
 
 
 def best_label(graph: RegionGraph, table: CostTable, criterion: Criterion = LATENCY) -> Label:

@@ -191,7 +191,7 @@ def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, 
 
 def plans_within(graph, table, budget):
     problem = PlacementProblem(graph, table, PlanMemory(graph, SYSTEM.dtype, table), row_size_bytes=1.0)
-    question = SearchQuery(criteria=[LATENCY], counts_memory=True, max_memory_bytes=budget)
+    question = SearchQuery(criteria=(LATENCY,), counts_memory=True, max_memory_bytes=budget)
     return label_search.search(problem, question).plans
 
 

@@ -128,14 +128,14 @@ def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(
     for only_gpu in (False, True):  # a plan without PIM has one pool
         options = {"counts_memory": True, "only_gpu": only_gpu, "compared_labels": compared_labels}
         for label in search(
-            problem, SearchQuery(criteria=[criterion], max_memory_bytes=budget, **options)
+            problem, SearchQuery(criteria=(criterion,), max_memory_bytes=budget, **options)
         ).plans:
             values.append(label.values[0])
             pool_bytes = problem.memory.pool_bytes(label.candidates)
             on_gpu = not any(c.uses_pim for c in label.candidates)
             assert pool_bytes <= label.pool_bytes <= budget
             assert pool_bytes == label.pool_bytes or (on_gpu and not only_gpu)
-        smallest += search(problem, SearchQuery(criteria=[], minimises_memory=True, **options)).plans
+        smallest += search(problem, SearchQuery(criteria=(), minimises_memory=True, **options)).plans
     assert same(min(values), min(value for size, value in covers if size <= budget))
     assert min(label.pool_bytes for label in smallest) == min(sizes)
 
@@ -156,7 +156,7 @@ def test_no_cover_within_bounds_is_better(kind, data, share):
         (LATENCY, replace(ERROR, upper_bound=error), (0, 2, error)),
     ):
         value, bounded, limit_value = best
-        (label,) = search(problem, SearchQuery(criteria=[minimised, limit])).plans
+        (label,) = search(problem, SearchQuery(criteria=(minimised, limit))).plans
         assert label.values[1] <= limit_value
         assert same(
             label.values[0], min(figures[value] for figures in covers if figures[bounded] <= limit_value)
@@ -174,7 +174,7 @@ def test_a_front_has_all_that_no_cover_beats(kind, data, static_pj_per_ns, share
         (latency_ns, energy.value(latency_ns, energy_pj, cover))
         for cover, latency_ns, energy_pj in all_covers(graph, table)
     ]
-    answer = search(problem_of(graph, table), SearchQuery(criteria=[LATENCY, energy], front=True))
+    answer = search(problem_of(graph, table), SearchQuery(criteria=(LATENCY, energy), front=True))
     assert same_front([label.values for label in answer.plans], covers)
     plans = PlanSearch(graph, table, QUIET, Goal())
     evaluated = [

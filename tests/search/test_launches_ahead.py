@@ -17,7 +17,6 @@ from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import all_covers
-from pimflow.placement.solvers.launches import OutstandingWork, Running
 from pimflow.placement.solvers.solution import Criterion
 
 
@@ -111,17 +110,6 @@ def test_a_launch_overlaps_the_switch_of_channels():
             candidates={"r0": (wide,), "r1": (on_pim,)}, switch=EdgeCost(task=change), overlaps_launches=ahead
         )
         assert execute(graph, (wide, on_pim), table).latency_ns == 1 + 1 + 2 + 1
-
-
-def test_ways_that_hide_any_launch_end_in_one_state():
-    longest_ns = {"gpu": 4.0}
-
-    def state_behind(ns: float) -> Running:
-        tasks = make_candidate("r0", "gpu", 4, ns).tasks
-        return Running().advance(OutstandingWork.from_tasks(tasks, "r0", True, longest_ns), longest_ns)
-
-    assert state_behind(5) == state_behind(6) != state_behind(3)
-    assert state_behind(3).hidden_ns("gpu", True) == 3
 
 
 CHAIN = ((), (0,), (1,), (2,))

@@ -299,7 +299,8 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     for changes, said in (
         ({"schedule": "tiles 8x8"}, "is no tiling"),
         ({"schedule": "tiles 1x99x1"}, "is no cut of"),
-        ({"schedule": "tiles 1x2x2 retained"}, "blocks can do side by side"),
+        ({"schedule": "tiles 1x8x2 retained in 3 bands"}, "no 3 equal bands"),
+        ({"schedule": "tiles 1x8x2 by 16 channels retained"}, "none can be retained"),
         ({"gpu_share": 0.5}, "gpu_share 1, not 0.5"),
     ):
         with pytest.raises(PlanError, match=said):

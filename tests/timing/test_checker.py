@@ -157,10 +157,10 @@ def test_100k_commands_in_no_time(newton):
     long = program((loop(110, *STREAM),))
     stream = issue_program(long, newton, 0)
     assert len(stream) > 100_000
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     assert violations(stream, newton, long) == []
-    # 0.3 s on a free core.
-    assert time.perf_counter() - begin_s < 3
+    # 0.3 s; of this process, since other work on the machine does not count.
+    assert time.process_time() - begin_s < 3
 
 
 def test_violations_are_counted_by_rule(newton, legal):

@@ -47,6 +47,9 @@ class Attention:
     masked : bool
         Whether a mask that is added to the scores is an operand; it broadcasts to
         [batch, heads, queries, extent].
+    sinks : bool
+        Whether each head has a score, an operand [1, heads, 1, 1], that softmax goes over as if it were one
+        key more, whose value is zeros (arXiv 2309.17453).
     """
 
     batch: int
@@ -64,6 +67,7 @@ class Attention:
     softcap: float = 0.0
     masked: bool = False
     read: int = 0
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, "query heads are dealt evenly to KV heads"

@@ -98,6 +98,8 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         domain, _, kind = op_name.rpartition(".")
         if (domain, kind) in CONVERTERS:
             return self._convert_language_operator(domain, kind, node_inputs, attrs)
+        if op_name == "TopK":
+            attrs = {**attrs, "sorted": 1}  # where any order is right, so is this one
         if op_name == "Dropout" and result_count > 1:
             result = self._identity_dropout(node_inputs[0], opset)
         else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_KEEPS_WHOLE = ("to", "_to_copy", "cumsum", "sum", "view", "reshape", "unsqueeze", "squeeze", "expand")
 _PRODUCTS = (*_CONVOLUTIONS, "linear", "matmul", "mm", "bmm")  # a third operand is a bias
 
 
@@ -29,7 +30,7 @@ def reference_with_roundings(
     For `names` and `buffers` see `torch_caches.program_runner`.
 
     Here the results of all operators except products count as arithmetic, and all results as stored if
-    kernels store fp16.
+    kernels store fp16. Whole numbers, such as counts, are exact in every type that is used.
     """
     import torch
 
@@ -45,6 +46,7 @@ def reference_with_roundings(
         def __init__(self, module: torch.fx.GraphModule) -> None:
             super().__init__(module)
             self.narrow = _products_of(module.graph.nodes, stored.layers)
+            self.whole = _whole_numbers(module.graph.nodes)
 
         def run_node(self, node: torch.fx.Node) -> Any:
             """The result of a node, rounded as the stored values are."""
@@ -65,7 +67,7 @@ def reference_with_roundings(
                 x = scale(x, FP32_ROUNDOFF * max(2.0, math.sqrt(terms)))
                 args = (x, round_to_fp16(weights) if stored.kernels else weights, *rest)
             result = self.call_function(node.target, args, kwargs)
-            if not isinstance(result, torch.Tensor) or result.dtype != torch.float32:
+            if not isinstance(result, torch.Tensor) or result.dtype != torch.float32 or node in self.whole:
                 return result
             if stored.kernels:
                 return round_to_fp16(result)
@@ -88,6 +90,20 @@ def _operator(node: torch.fx.Node) -> str:
     """Name of an operator of ``aten``, such as ``conv2d`` of ``aten.conv2d.default``; else empty."""
     text = str(node.target)
     return text.split(".")[1] if node.op == "call_function" and text.startswith("aten.") else ""
+
+
+def _whole_numbers(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Nodes whose elements are whole numbers: counts, converted integers, and what is added up of these."""
+    import torch
+
+    whole: set[torch.fx.Node] = set()
+    for node in nodes:
+        value, operator = node.meta.get("val"), _operator(node)
+        is_integral = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+        kept = operator in _KEEPS_WHOLE and node.args[0] in whole
+        if is_integral or kept or operator == "histc":
+            whole.add(node)
+    return whole
 
 
 def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[torch.fx.Node]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import relax, topi
 
-from pimflow.frontend import torch_pooling, torch_resize
+from pimflow.frontend import torch_experts, torch_pooling, torch_resize
 from pimflow.relay_passes.flat import shape
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ def _elu(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
     bent = emit(op.multiply(relax.const(-float(alpha), dtype), curve))
     result = emit(op.add(bent, emit(op.nn.leakyrelu(x, 0.0))))
     return result if scale == 1 else emit(op.multiply(relax.const(float(scale), dtype), result))
+
+
+def _extreme(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Tuple:
+    """Convert ``max`` and ``min`` along an axis; the importer sorts for them."""
+    x, axis, *rest = importer.retrieve_args(node)
+    keeps = rest[0] if rest else node.kwargs.get("keepdim", False)
+    emit, largest = importer.block_builder.emit, str(node.target).split(".")[1] == "max"
+    extreme, place = (relax.op.max, relax.op.argmax) if largest else (relax.op.min, relax.op.argmin)
+    return relax.Tuple([emit(extreme(x, axis, keeps)), emit(place(x, axis, keeps))])
 
 
 def _linear(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
@@ -148,8 +157,11 @@ CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "div.Tensor_mode": _divide,
     "div.Scalar_mode": _divide,
     "elu.default": _elu,
+    "histc.default": torch_experts.histogram,
     "index.Tensor": _index,
     "linear.default": _linear,
+    "max.dim": _extreme,
+    "min.dim": _extreme,
     "pad.default": _pad,
     **dict.fromkeys(KEPT_OPERATORS[:3], _reflect),
     **torch_pooling.CONVERTERS,

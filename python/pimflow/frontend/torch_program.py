@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
-from pimflow.frontend import relax_module, torch_archive, torch_recurrent
+from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference
 from pimflow.frontend.torch_caches import (
@@ -175,9 +175,12 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
     previous_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
-        torch_archive.require_plain(path)
-        with torch_archive.weights_only(), torch_archive.plain_containers():
-            return torch.export.load(path)
+        with torch_experts.known_grouped_product():
+            torch_archive.require_plain(path)
+            with torch_archive.weights_only(), torch_archive.plain_containers():
+                program = torch.export.load(path)
+            torch_experts.replace_grouped_products(program)
+        return program
     except ModelError:
         raise
     except pickle.UnpicklingError as error:

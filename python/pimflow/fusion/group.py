@@ -66,7 +66,7 @@ class Group:
         cut, limits = self.tiling, (self.graph, self.begin, self.end)
         by_axis = (
             transfer(*limits, 0, cut.n),
-            transfer(*limits, 1, cut.h, cut.retain),
+            transfer(*limits, 1, cut.h, cut.bands if cut.retain else 0),
             transfer(*limits, 2, cut.w),
         )
         if self.is_single and cut.tiles == 1:  # an unfused layer reads all of its operands
@@ -157,7 +157,11 @@ class Group:
         """The fragments of a layer's product in the largest tile."""
         channels = self.channels_on_chip.get(layer.inputs[0], self.graph.shapes[layer.inputs[0]][3])
         filters = self.channels_on_chip.get(layer.name, self.graph.shapes[layer.name][3])
-        return ProductTile.from_layer(layer, math.prod(self.tile(layer.name)[:3]), channels, filters)
+        return ProductTile.from_layer(layer, self.fresh_pixels(layer.name), channels, filters)
+
+    def fresh_pixels(self, tensor: str) -> int:
+        """The largest number of pixels of a tensor that one tile loads or computes."""
+        return math.prod(axis[tensor].longest_fresh for axis in self.spans)
 
     @property
     def staging_bytes(self) -> int:
@@ -257,6 +261,10 @@ def tile_group(
     ValueError
         If the layers cannot be done in the chunks of channels of `tiling`.
     """
+    if tiling.chunk and tiling.retain:
+        raise ValueError(
+            "rows of a chunk of channels are overwritten by the next chunk: none can be retained"
+        )
     run = single_run(graph.layers[begin:end], tiling.chunk) if tiling.chunk else None
     if tiling.chunk and run is None:
         raise ValueError(f"they cannot be done {tiling.chunk} channels at a time")

@@ -34,6 +34,8 @@ class Tile:
         Longest extents along n, h and w.
     elements, touched : ndarray
         Elements on chip at once, and over all tiles.
+    fresh_pixels : ndarray
+        Largest number of pixels that one tile loads or computes.
     retained : ndarray
         Whether rows stay on chip from tile to tile.
     """
@@ -41,6 +43,7 @@ class Tile:
     sizes: tuple[np.ndarray, ...]
     elements: np.ndarray
     touched: np.ndarray
+    fresh_pixels: np.ndarray
     retained: np.ndarray
 
 
@@ -110,11 +113,12 @@ class GrowingGroup:
             self._add_overlay_savings(layer, tile, step)
 
     def _tile(self, required: tuple[Hull, ...], channels: int) -> tuple[Tile, list[Hull]]:
-        sizes, totals, fresh = [], [], []
+        sizes, totals, longest_fresh, fresh = [], [], [], []
         for axis, (begin, end) in zip(self.candidates.axes, required):
             on_chip, new = axis.tile_extents(begin, end)
             sizes.append(axis.longest(*on_chip))
             totals.append(axis.total(*new))
+            longest_fresh.append(axis.longest(*new))
             fresh.append(new)
             if axis is self.candidates.axes[1]:
                 retains = np.logical_or.reduceat(new[0] > on_chip[0], axis.starts)
@@ -123,6 +127,7 @@ class GrowingGroup:
             sizes=tuple(sizes),
             elements=product(*sizes) * channels,
             touched=product(*totals) * channels,
+            fresh_pixels=product(*longest_fresh),
             retained=self._expand_rows(retains) if retains.any() else np.zeros(1, bool),
         )
         return tile, fresh

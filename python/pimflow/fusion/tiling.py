@@ -32,6 +32,9 @@ class GroupTiling:
     retain : bool
         Whether rows that the next tile also reads stay on chip; else they are loaded or computed again. Tiles
         run down the rows first.
+    bands : int
+        With `retain`, how many bands the rows are cut into. A block of GPU threads does the tiles of one band
+        one after the other, and retains rows only from tile to tile of that band. It divides `h`.
     """
 
     n: int = 1
@@ -39,29 +42,46 @@ class GroupTiling:
     w: int = 1
     chunk: int = 0
     retain: bool = False
+    bands: int = 1
 
     @property
     def tiles(self) -> int:
         """Number of tiles."""
         return self.n * self.h * self.w
 
+    @property
+    def tiles_per_block(self) -> int:
+        """Number of tiles that a block of GPU threads does one after the other."""
+        return self.h // self.bands if self.retain else 1
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of GPU threads."""
+        return self.tiles // self.tiles_per_block
+
     def __str__(self) -> str:
         """The text in plans, which `parse` reads."""
         chunks = f" by {self.chunk} channels" if self.chunk else ""
-        return f"{TILES} {self.n}x{self.h}x{self.w}" + chunks + (" retained" if self.retain else "")
+        bands = f" in {self.bands} bands" if self.bands > 1 else ""
+        rows = f" retained{bands}" if self.retain else ""
+        return f"{TILES} {self.n}x{self.h}x{self.w}" + chunks + rows
 
     @classmethod
     def parse(cls, text: str) -> GroupTiling:
         """Read the text of `str`; raises `ValueError` for any other text."""
         number = r"([1-9]\d*)"
-        pattern = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?( retained)?"
+        rows = rf"( retained(?: in {number} bands)?)?"
+        pattern = rf"{TILES} {number}x{number}x{number}(?: by {number} channels)?{rows}"
         match = re.fullmatch(pattern, text)
         if not match:
             raise ValueError(
                 f"'{text}' is no tiling; write it as 'tiles 1x8x4' or 'tiles 1x8x4 by 16 channels'"
             )
         n, h, w, chunk = (int(part or 0) for part in match.groups()[:4])
-        return cls(n=n, h=h, w=w, chunk=chunk, retain=bool(match[5]))
+        bands = int(match[6] or 1)
+        if h % bands:
+            raise ValueError(f"'{text}' is no tiling: {h} parts of the rows are no {bands} equal bands")
+        return cls(n=n, h=h, w=w, chunk=chunk, retain=bool(match[5]), bands=bands)
 
     def indices(self) -> Iterator[tuple[int, int, int]]:
         """Tiles in the order in which they run, as (n, h, w)."""
@@ -94,6 +114,11 @@ class Spans:
         return max(end - begin for begin, end in self.held)
 
     @property
+    def longest_fresh(self) -> int:
+        """Largest extent that one tile loads or computes."""
+        return max(end - begin for begin, end in self.fresh)
+
+    @property
     def total(self) -> int:
         """Number of indices that are loaded or computed over all tiles."""
         return sum(end - begin for begin, end in self.fresh)
@@ -115,6 +140,7 @@ class AxisParts:
 
     parts: np.ndarray
     retain: np.ndarray
+    bands: np.ndarray
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
@@ -130,6 +156,13 @@ class AxisParts:
     def index(self) -> np.ndarray:
         """By tile, its number in its cut."""
         return np.arange(len(self.cut_index)) - self.starts[self.cut_index]
+
+    @functools.cached_property
+    def band_index(self) -> np.ndarray:
+        """By tile, the number of its band among the bands of all cuts."""
+        first = np.concatenate(([0], np.cumsum(self.bands)[:-1]))
+        in_cut = self.index * self.bands[self.cut_index] // self.parts[self.cut_index]
+        return first[self.cut_index] + in_cut
 
     def pieces(self, extent: int) -> tuple[np.ndarray, np.ndarray]:
         """Begins and ends of the tiles of a stored tensor with this extent."""
@@ -148,14 +181,11 @@ class AxisParts:
         """Ranges on chip, and the new part of them, if tiles read ``[begin, end)``."""
         if not self.retain.any():
             return (begin, end), (begin, end)
-        far, some = int(end.max()) + 1, end > begin
-        running_end = (
-            np.maximum.accumulate(np.where(some, end, 0) + self.cut_index * far) - self.cut_index * far
-        )
-        last = self.cut_index[-1] - self.cut_index
+        far, some, band = int(end.max()) + 1, end > begin, self.band_index
+        running_end = np.maximum.accumulate(np.where(some, end, 0) + band * far) - band * far
+        last = band[-1] - band
         lowest = np.minimum.accumulate((np.where(some, begin, far - 1) - last * far)[::-1])[::-1] + last * far
-        previous_end = np.concatenate(([0], running_end[:-1]))
-        previous_end[self.starts] = 0
+        previous_end = np.concatenate(([0], np.where(np.diff(band), 0, running_end[:-1])))
         retain = self.retain[self.cut_index]
         ends = np.where(retain, running_end, end)
         held_begins = np.where(retain, np.minimum(lowest, running_end), begin)
@@ -164,13 +194,15 @@ class AxisParts:
 
 
 def transfer(
-    graph: LayerGraph, begin: int, end: int, axis: int, parts: int, retain: bool = False
+    graph: LayerGraph, begin: int, end: int, axis: int, parts: int, bands: int = 0
 ) -> dict[str, Spans]:
     """Spans along `axis` of every tensor of the layers ``[begin, end)``, for a cut into `parts`.
 
+    Tiles retain what the next tile of their band reads; nothing is retained if `bands` is 0.
+
     Of a tensor with several readers a tile reads the hull of what they read.
     """
-    cut = AxisParts(parts=np.array([parts]), retain=np.array([retain]))
+    cut = AxisParts(parts=np.array([parts]), retain=np.array([bands > 0]), bands=np.array([max(1, bands)]))
     required: dict[str, Hull] = {}
     spans: dict[str, Spans] = {}
     for position in reversed(range(begin, end)):

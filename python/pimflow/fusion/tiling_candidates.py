@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,6 +19,7 @@ HALOS: tuple[Halo, ...] = get_args(Halo)
 # one direction.
 ROW_PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 19, 23, 28, 32, 37, 45, 56, 75, 112, 224)
 COLUMN_PARTS = (1, 2, 4, 7, 8, 14, 28, 56)
+BAND_TILES = (2, 3, 4, 7, 14, 28)  # numbers of tiles that a block of GPU threads does one after the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +31,35 @@ class TilingCandidates:
     @classmethod
     def from_graph(cls, graph: LayerGraph, halo: Halo) -> TilingCandidates:
         """Tilings to try for a network."""
-        longest = [max(shape[axis] for shape in graph.shapes.values()) for axis in range(3)]
-        images = sorted({1, longest[0]})
-        rows = [parts for parts in ROW_PARTS if parts <= longest[1]]
-        retain_rows = [parts for parts in rows if parts > 1] if halo == "retain" else []
-        columns = [parts for parts in COLUMN_PARTS if parts <= longest[2]]
-        cuts: list[tuple[list[int], list[int]]] = [(images, []), (rows, retain_rows), (columns, [])]
+        rows = [parts for parts in ROW_PARTS if 1 < parts <= _longest(graph, 1)]
+        return cls._with_retained_rows(graph, [(parts, 1) for parts in rows] if halo == "retain" else [])
+
+    @classmethod
+    def for_blocks(cls, graph: LayerGraph) -> TilingCandidates:
+        """Tilings to try for kernels of a GPU, whose blocks of threads do a tile each, or a band of tiles."""
+        bands = [
+            (bands * tiles, bands)
+            for bands in ROW_PARTS
+            for tiles in BAND_TILES
+            if bands * tiles <= _longest(graph, 1)
+        ]
+        return cls._with_retained_rows(graph, bands)
+
+    @classmethod
+    def _with_retained_rows(cls, graph: LayerGraph, retained: Sequence[tuple[int, int]]) -> TilingCandidates:
+        """All tilings without retained rows, and those with these numbers of parts and of bands."""
+        images = sorted({1, _longest(graph, 0)})
+        rows = [parts for parts in ROW_PARTS if parts <= _longest(graph, 1)]
+        columns = [parts for parts in COLUMN_PARTS if parts <= _longest(graph, 2)]
+        none: Sequence[tuple[int, int]] = ()
         return cls(
             axes=tuple(
-                AxisParts(parts=np.array(a + b), retain=np.array([False] * len(a) + [True] * len(b)))
-                for a, b in cuts
+                AxisParts(
+                    parts=np.array([*whole, *(parts for parts, _ in banded)]),
+                    retain=np.array([False] * len(whole) + [True] * len(banded)),
+                    bands=np.array([1] * len(whole) + [bands for _, bands in banded]),
+                )
+                for whole, banded in ((images, none), (rows, retained), (columns, none))
             )
         )
 
@@ -51,6 +72,13 @@ class TilingCandidates:
         """By combination of cuts, the number of tiles."""
         return self.product(*(axis.parts for axis in self.axes))
 
+    @functools.cached_property
+    def tiles_per_block(self) -> np.ndarray:
+        """By combination of cuts, `GroupTiling.tiles_per_block`."""
+        images, rows, columns = self.axes
+        tiles = np.where(rows.retain, rows.parts // rows.bands, 1)
+        return self.product(np.ones_like(images.parts), tiles, np.ones_like(columns.parts))
+
     def tiling(self, index: int) -> GroupTiling:
         """The tiling of a combination of cuts."""
         n, h, w = np.unravel_index(index, [len(axis.parts) for axis in self.axes])
@@ -60,8 +88,14 @@ class TilingCandidates:
             h=int(rows.parts[h]),
             w=int(self.axes[2].parts[w]),
             retain=bool(rows.retain[h]),
+            bands=int(rows.bands[h]),
         )
 
     def fits(self, extents: tuple[int, ...]) -> np.ndarray:
         """By combination of cuts, whether no axis has more parts than indices."""
         return self.product(*(axis.parts <= extent for axis, extent in zip(self.axes, extents)))
+
+
+def _longest(graph: LayerGraph, axis: int) -> int:
+    """The largest extent of a tensor along an axis."""
+    return max(shape[axis] for shape in graph.shapes.values())

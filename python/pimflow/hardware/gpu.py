@@ -25,6 +25,7 @@ _DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_por
 # Prefixes of constants that are exponents, with their minimum: 1 adds times, 64 takes about the longest.
 _EXPONENTS = {"overlap": 1, "tile_power": 0}
 _MAX_EXPONENT = 64
+DECODE_BITS = ("bits_4", "bits_8", "bits_16")
 
 
 @check_keywords
@@ -60,6 +61,10 @@ class GpuSpec:
         Fitted constants of the analytic model, by name; see `simulators.gpu.roofline`.
     energy : dict of str to float
         The energies of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
+    decode_bandwidth_share : dict of str to float
+        By ``bits_16``, ``bits_8`` or ``bits_4`` of a weight, the share of the peak bandwidth at which the
+        best published kernels read weights that one token is multiplied with. No cost depends on it: it is
+        a second baseline of language models.
     cuda_names : tuple of str
         The driver's names for such cards: ``gpu=cuda`` measures only on these.
     sources : dict of str to str
@@ -82,6 +87,8 @@ class GpuSpec:
     launch_ns: float
     efficiency: dict[str, float]
     energy: dict[str, float]
+    # Not in `repr`: no cost depends on it.
+    decode_bandwidth_share: dict[str, float] = field(default_factory=dict, repr=False)
     cuda_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -101,6 +108,12 @@ class GpuSpec:
         require_positive(
             **{f"efficiency.{key}": c for key, c in self.efficiency.items() if _DIVISORS.match(key)}
         )
+        for key, value in self.decode_bandwidth_share.items():
+            if key not in DECODE_BITS or not 0 < value <= 1:
+                raise ValueError(
+                    f"field 'decode_bandwidth_share.{key}': {value} is no share in (0, 1] of one of "
+                    f"{', '.join(DECODE_BITS)}"
+                )
         for key, value in self.efficiency.items():
             if key.startswith("split_limit") and value < 1:
                 raise ValueError(f"field 'efficiency.{key}': {value} is not 1 or more")

@@ -42,6 +42,7 @@ PAGE = FileKind(
 PERFETTO = FileKind(name="a timeline of pimflow", head=rb'\{"displayTimeUnit": "ns", "otherData": ')
 PROFILE = FileKind(name="a profile of pimflow", head=rb'\{"version": "pimflow-profile/')
 SERVING = FileKind(name="a table of attention in PIM", head=rb'\{\n "attn_model": \{')
+STEP_TABLE = FileKind(name="a table of steps of pimflow", head=rb'\{"version": "pimflow-step-table/')
 PICTURES = {
     ".html": PAGE,
     ".png": FileKind(name="a picture", head=rb"\x89PNG\r\n"),

@@ -4,7 +4,8 @@ A graph-only file has no weights. Each weight is a typed graph input whose metad
 ``init = rule:fan_in:gain`` says how to draw it; see :data:`RULES`. If it also has ``trained = NAME``, it is
 read from a file in :data:`TRAINED`. If it has ``file = PATH``, it is read from there, by
 :mod:`.language.decoder_files`. If it has ``stored = TYPE``, it is stored in one of
-:data:`pimflow.weight_types.WEIGHT_TYPES`: its values are those that this type has, once they are drawn.
+:data:`pimflow.weight_types.WEIGHT_TYPES`: its values are those that this type has, once they are drawn. If it
+has ``blank``, it is zero.
 """
 
 from __future__ import annotations
@@ -109,6 +110,18 @@ def mark_untrained(value: onnx.ValueInfoProto) -> None:
     value.metadata_props.extend(entries)
 
 
+def blank_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Mark the matrices of a graph-only model, in place, as zeros that are not drawn; returns the model.
+
+    This is for a search, which depends on the sizes of weights alone.
+    """
+    for value in model.graph.input:
+        dims = dims_of(value)
+        if is_weight(value) and dims is not None and len(dims) > 1:
+            value.metadata_props.add(key="blank", value="yes")
+    return model
+
+
 def uniform(name: str, count: int, seed: int) -> np.ndarray:
     """Draw from [-1, 1), bit-identical everywhere: Philox4x64 keyed by (seed, crc32(name)).
 
@@ -185,6 +198,10 @@ def weight_chunks(value: onnx.ValueInfoProto, seed: int = 0) -> Iterator[np.ndar
     single = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     if parsed_rule is None or dims is None or None in dims or not single:
         raise ModelError(f"weight '{value.name}': needs a fixed shape and type float32")
+    if _metadata(value, "blank"):
+        for start in range(0, math.prod(dims), CHUNK):
+            yield np.zeros(min(CHUNK, math.prod(dims) - start), "<f4")
+        return
     if file := _metadata(value, "file"):
         yield decoder_files.weight(file, value.name).astype("<f4", copy=False).ravel()
         return

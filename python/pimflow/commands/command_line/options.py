@@ -106,6 +106,12 @@ def system_options(sub: CommandParser, **channels: Any) -> None:
         system_fields(sub, name, **(channels if name == "pim_channels" else {}))
 
 
+def goal_options(sub: CommandParser) -> None:
+    """Add the options of a goal for a command that decomposes nothing."""
+    without = ("max_error", "primitives")
+    sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))
+
+
 def target_system(args: argparse.Namespace) -> System:
     """The system that the options of the command describe.
 

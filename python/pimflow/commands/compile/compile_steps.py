@@ -24,6 +24,7 @@ from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.inputs import inputs_by_name
 from pimflow.commands.shared.memory_report import PoolReport
 from pimflow.commands.shared.prepare import PreparedNetwork
+from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.report import ExtraReports, GpuPart, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
 from pimflow.commands.shared.search_arguments import plan_modes, require_effect
@@ -369,13 +370,26 @@ def extra_reports(
     )
 
 
-def decoder_part(model: Model, network: Network) -> str | None:
-    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied."""
+def decoder_part(
+    model: Model, network: Network, search_result: SearchResult, context: int | None
+) -> str | None:
+    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied.
+
+    With a context also what a step takes on a GPU that decodes as the best published one does.
+    """
     notes = []
     if isinstance(model, str) and model in zoo.decoder_names():
         decoder = zoo.decoder(model)
-        if not decoder.has_weights:
+        is_block = not decoder.has_weights
+        if is_block:
             notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
+        published = PublishedDecode.from_decoder(decoder, search_result.system, block_only=is_block)
+        if published and context is not None:
+            step_ns, plan_ns = published.step_ns(context), search_result.evaluation.latency_ns
+            notes.append(
+                f"the best published GPU takes {step_ns / 1e6:.4f} ms, of which the plan is "
+                f"{step_ns / plan_ns:.3f}x: bytes at {published.source}"
+            )
     if not network.states and zoo.past_name(0, "key") in network.inputs:
         notes.append("each step copies the cache; --context N keeps one of N tokens in place")
     return "; ".join(notes) or None

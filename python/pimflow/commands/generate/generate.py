@@ -31,6 +31,7 @@ from pimflow.commands.generate.requests import GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.compiler.verification import Verification
@@ -367,6 +368,7 @@ class _TokenGenerator:
                 step_times(decode.search_result, decode.lengths(tokens), language.kv_elements, language.uses),
                 pim_share(decode.search_result.system),
             ),
+            published=_published(self.job),
             context=self.job.context,
             batch=self.job.batch,
             step_lengths=self.job.step_lengths,
@@ -430,6 +432,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
         cost_model=DecodeCostModel(
             step_costs=lambda tokens: model_costs(decode.charges(tokens), rows=batch),
             bound_ns=functools.partial(_model_bound_ns, job, decoder, decode, head),
+            published=_published(job),
             context=job.context,
             batch=batch,
             step_lengths=job.step_lengths,
@@ -534,6 +537,13 @@ def _violations(checks: Sequence[Verification]) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
+def _published(job: GenerationJob) -> PublishedDecode | None:
+    """The second baseline; none for several devices, of which nothing is published here."""
+    if job.group.count > 1:
+        return None
+    return PublishedDecode.from_decoder(job.language.decoder, job.search_request.system)
+
+
 def _report(
     job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Unpack[_Figures]
 ) -> Generation:
@@ -559,6 +569,7 @@ def _report(
         ttft_ns=ttft.ns,
         ttft_ns_gpu_only=ttft.ns_gpu_only,
         **vars(mean),
+        gpu_published=None if cost_model.published is None else cost_model.published.source,
         tokens_per_s=job.batch / mean.tpot_ns * 1e9,
         tokens_per_s_gpu_only=job.batch / mean.tpot_ns_gpu_only * 1e9,
         lengths=cost_model.lengths,

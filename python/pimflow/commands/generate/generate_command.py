@@ -15,8 +15,6 @@ def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
     from pimflow.commands.command_line import options
     from pimflow.commands.generate.options import GenerateOptions
-    from pimflow.core.goal import GoalOptions
-    from pimflow.core.options import declarations
 
     sub.show_first(
         "--prompt", "--tokens", "-n", "--chat", "--context", "--batch", "--system", "--pim-channels", "--json"
@@ -33,8 +31,7 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(GenerateOptions, "chat", "tokenizer", "weight_type", "devices", "parallel", "link")
     sub.add_fields(GenerateOptions, "assume_room")
     options.system_options(sub)
-    without = ("max_error", "primitives")  # nothing is decomposed
-    sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))
+    options.goal_options(sub)
     options.profiling_options(sub)
 
 

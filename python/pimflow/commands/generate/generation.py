@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import OMITTED, Json, fields_form
 from pimflow.placement import SearchResult
@@ -85,6 +86,7 @@ class StepFigures:
 
     tpot_ns: float
     tpot_ns_gpu_only: float
+    tpot_ns_gpu_published: float | None = field(metadata=OMITTED)
     energy_per_token_pj: float
     energy_per_token_pj_gpu_only: float
     fraction_of_bound: float
@@ -107,6 +109,8 @@ class DecodeCostModel:
         Gives the `StepCosts` of a step that attends to so many tokens.
     bound_ns : callable
         Gives the lower bound of the time of such a step.
+    published : PublishedDecode, optional
+        Gives its time on a GPU that decodes as the best published one does.
     context : int
         Tokens that the caches have room for.
     batch : int
@@ -117,6 +121,7 @@ class DecodeCostModel:
 
     step_costs: Callable[[int], StepCosts]
     bound_ns: Callable[[int], float]
+    published: PublishedDecode | None
     context: int
     batch: int
     step_lengths: Sequence[int]
@@ -134,7 +139,10 @@ class DecodeCostModel:
             self.bound_ns(length) * count for length, count in length_weights(self.step_lengths).items()
         )
         total = self.total(self.step_lengths)
-        return StepFigures(**self._figures(total.scale(1 / steps), bound_ns / steps))
+        return StepFigures(
+            **self._figures(total.scale(1 / steps), bound_ns / steps),
+            tpot_ns_gpu_published=self._published_ns(length_weights(self.step_lengths)),
+        )
 
     @property
     def lengths(self) -> tuple[StepOver, ...]:
@@ -143,7 +151,18 @@ class DecodeCostModel:
 
     def full_step(self, length: int) -> StepOver:
         """Figures of a step of any length."""
-        return StepOver(tokens=length, **self._figures(self.step_costs(length), self.bound_ns(length)))
+        return StepOver(
+            tokens=length,
+            **self._figures(self.step_costs(length), self.bound_ns(length)),
+            tpot_ns_gpu_published=self._published_ns({length: 1.0}),
+        )
+
+    def _published_ns(self, weights: Mapping[int, float]) -> float | None:
+        """The mean time of steps of these lengths on a GPU that decodes as published."""
+        if self.published is None:
+            return None
+        times = (self.published.step_ns(length, self.batch) * count for length, count in weights.items())
+        return sum(times) / sum(weights.values())
 
     def _figures(self, costs: StepCosts, bound_ns: float) -> dict[str, float]:
         return {
@@ -211,7 +230,9 @@ class Generation:
         One for each prompt.
     ttft_ns, tpot_ns : float
         Modelled time of the prompt's step, and mean time of the requested steps of one token for each
-        sequence; ``_gpu_only`` on the GPU with all memory channels.
+        sequence; ``_gpu_only`` on the GPU with all memory channels, by its model; ``_gpu_published`` if it
+        reads weights and caches at the share of the peak bandwidth of the best published decoding, as
+        `gpu_published` says (`published_decode`); omitted where no source has one.
     tokens_per_s : float
         Of all sequences together, while decoding.
     energy_per_token_pj : float
@@ -266,6 +287,8 @@ class Generation:
     ttft_ns_gpu_only: float
     tpot_ns: float
     tpot_ns_gpu_only: float
+    tpot_ns_gpu_published: float | None = field(metadata=OMITTED)
+    gpu_published: str | None = field(metadata=OMITTED)
     tokens_per_s: float
     tokens_per_s_gpu_only: float
     energy_per_token_pj: float
@@ -323,6 +346,7 @@ class Generation:
                     f"          {label:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()
                     for label, unit, gpu, plan in rows
                 ),
+                *self._published_lines(),
                 f"bound     {self.fraction_of_bound:.1%} of what the reads of both devices allow; the cache "
                 f"takes {self.kv_bytes_per_token} bytes a token",
                 f"memory    {_size(self.held_bytes)} of weights and caches in PIM channels, which have "
@@ -332,6 +356,15 @@ class Generation:
                 + ("timing not checked" if violations is None else f"{violations} timing violations"),
             ]
         )
+
+    def _published_lines(self) -> list[str]:
+        """The line of the second baseline, if there is one."""
+        if self.tpot_ns_gpu_published is None:
+            return []
+        return [
+            f"best GPU  {self.tpot_ns_gpu_published / 1e6:.4f} ms each further, of which the plan is "
+            f"{self.tpot_ns_gpu_published / self.tpot_ns:.2f}x: bytes of a step at {self.gpu_published}"
+        ]
 
 
 def _size(count: int) -> str:

@@ -23,9 +23,22 @@ def _parse_tokens(text: str, flag: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions(OptionSet, group="network"):
+    """How weights of a language model of the zoo are stored."""
+
+    weight_type: str = option(
+        "fp16",
+        "--weight-type TYPE",
+        "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
+        "{choices}; a file has types of its own",
+        choices=WRITTEN_TYPES,
+    )
+
+
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(OptionSet, group="network"):
+class GenerateOptions(WeightOptions, group="network"):
     """What is generated; see `pimflow.generate`."""
 
     prompt: str | Sequence[str] | None = option(None, "--prompt TEXT", f"what comes first, as text{_REPEAT}")
@@ -64,13 +77,6 @@ class GenerateOptions(OptionSet, group="network"):
         None,
         "--tokenizer FILE",
         "tokenizer.json, or the folder with it (default: the model's own, or what is beside the model)",
-    )
-    weight_type: str = option(
-        "fp16",
-        "--weight-type TYPE",
-        "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
-        "{choices}; a file has types of its own",
-        choices=WRITTEN_TYPES,
     )
     devices: int = option(
         1, "--devices N", "share a shape of the zoo among N devices, each a GPU with its PIM channels"

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.commands.generate.options import WeightOptions
 from pimflow.core.keywords import check_keywords
-from pimflow.core.options import OptionSet, option
+from pimflow.core.options import option
 from pimflow.errors import UsageError
 
 MAX_TOKENS = 1 << 27  # of all requests: a server of a few minutes of work
@@ -23,7 +24,7 @@ def _parse_lengths(text: str, flag: str) -> tuple[int, ...]:
 
 @check_keywords
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(OptionSet, group="network"):
+class ServeOptions(WeightOptions, group="network"):
     """What is served, and how; see `pimflow.serve_sim`."""
 
     trace: str | os.PathLike[str] | None = option(
@@ -59,6 +60,16 @@ class ServeOptions(OptionSet, group="network"):
     cache_tokens: int | None = option(
         None, "--cache-tokens N", "tokens that the caches hold (default: what the PIM channels have room for)"
     )
+    steps: str | os.PathLike[str] | None = option(
+        None,
+        "--steps FILE",
+        "costs of steps that --save-steps wrote for this model and system: nothing is searched",
+    )
+    random_points: int = option(
+        0,
+        "--random-points N",
+        "search N random steps of either kind more, to judge the table of steps by them",
+    )
     ttft_limit_ms: float = option(
         2000.0,
         "--ttft-limit MS",
@@ -86,8 +97,11 @@ class ServeOptions(OptionSet, group="network"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise UsageError(f"--{name.replace('_', '-').removesuffix('-ms')} {value}: give more than 0")
-        if self.seed < 0:
-            raise UsageError(f"--seed {self.seed}: give 0 or more")
+        for name in ("seed", "random_points"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: give 0 or more")
+        if self.steps is not None and self.random_points:
+            raise UsageError("--random-points: nothing is searched with --steps; leave one of them out")
         if self.trace is None:
             if None in (self.rate, self.requests, self.lengths):
                 raise UsageError("give requests: --trace FILE.csv, or --rate, --requests and --lengths")

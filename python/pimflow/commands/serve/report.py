@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow.core.json_form import FLAT, Json, JsonTree, fields_form
+from pimflow.commands.serve.step_table import StepTable
+from pimflow.core.json_form import FLAT, OMITTED, Json, JsonTree, fields_form
 from pimflow.simulators.serving.scheduler import RequestTrace, Schedule, ServingLimits
 
-GPU_ONLY = "_gpu_only"
+GPU_ONLY, GPU_PUBLISHED = "_gpu_only", "_gpu_published"
 _PERCENTILES = (50, 90, 99)
 
 
@@ -149,6 +150,18 @@ class StepTableReport:
     held_out_points: int
     max_relative_error: float
 
+    @classmethod
+    def from_table(cls, table: StepTable) -> StepTableReport:
+        """What a table of steps is made of, and how far it is off."""
+        return cls(
+            decode_batches=list(table.decode.sizes),
+            decode_tokens=list(table.decode.lengths),
+            chunk_tokens=list(table.chunks.sizes),
+            chunk_numbers=list(table.chunks.lengths),
+            held_out_points=len(table.held_out),
+            max_relative_error=max((step.relative_error for step in table.held_out), default=0.0),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
@@ -177,7 +190,14 @@ class Serving(JsonTree):
         these have.
     assumes_room : bool
         Whether that is more than they have, and was allowed.
-    planned, gpu_only : ServedFigures
+    weights : str
+        Source and types of the weights.
+    steps : StepTable
+        The costs of steps; not part of the JSON object.
+    planned, gpu_only, gpu_published : ServedFigures
+        The last on a GPU that decodes as the best published one does, without energy; None where no source
+        has one (`commands.shared.published_decode`). Its prompts are those of the GPU's model.
+    gpu_published_source : str, optional
     """
 
     model: str
@@ -185,6 +205,7 @@ class Serving(JsonTree):
     gpu: str
     pim: str
     dtype: str
+    weights: str
     requests: int
     prompt_tokens: int
     new_tokens: int
@@ -202,17 +223,24 @@ class Serving(JsonTree):
     assumes_room: bool
     latency_limits: LatencyLimits = field(metadata=FLAT)
     step_table: StepTableReport
+    steps: StepTable = field(repr=False)
     planned: ServedFigures
     gpu_only: ServedFigures
+    gpu_published: ServedFigures | None
+    gpu_published_source: str | None = field(metadata=OMITTED)
 
     def to_json(self) -> dict[str, Json]:
         """The JSON object: each figure of the plan with that of the GPU alone beside it."""
         row = fields_form(self)
-        for name in ("planned", "gpu_only"):
+        for name in ("steps", "planned", "gpu_only", "gpu_published"):
             row.pop(name)
         planned, gpu_only = fields_form(self.planned), fields_form(self.gpu_only)
+        published = fields_form(self.gpu_published) if self.gpu_published else {}
+        published.pop(_ENERGY, None)
         for name, value in planned.items():
             row |= {name: value, f"{name}{GPU_ONLY}": gpu_only[name]}
+            if name in published:
+                row[f"{name}{GPU_PUBLISHED}"] = published[name]
         return row
 
     def text(self) -> str:
@@ -222,15 +250,21 @@ class Serving(JsonTree):
         lines = [
             f"model     {self.model}: {self.requests} requests, {offered}; {self.prompt_tokens} tokens of "
             f"prompts, {self.new_tokens} new ones",
-            f"system    {self.system}, {self.dtype}; modelled times",
+            f"system    {self.system}, {self.dtype}, weights {self.weights}; modelled times",
             f"server    up to {self.max_batch} at once, prompts in chunks of {self.chunk_tokens} tokens, "
             f"caches of {self.cache_tokens} tokens in pages of {self.page_tokens}",
         ]
         lines += [f"refused   request {entry.request}: {entry.reason}" for entry in self.refusals]
         if self.refused > len(self.refusals):
             lines.append(f"refused   {self.refused - len(self.refusals)} more")
-        lines.append(f"{'':<26}{'GPU alone':>12}{'plan':>12}")
-        lines += [f"  {name:<24}{gpu:>12}{plan:>12} {unit}" for name, gpu, plan, unit in self._rows()]
+        titles = ("best GPU", "GPU alone", "plan") if self.gpu_published else ("GPU alone", "plan")
+        lines.append(f"{'':<26}{''.join(f'{title:>12}' for title in titles)}")
+        lines += [
+            f"  {name:<24}{''.join(f'{value:>12}' for value in values)} {unit}".rstrip()
+            for name, values, unit in self._rows()
+        ]
+        if self.gpu_published_source:
+            lines.append(f"best GPU  its decoding moves bytes at {self.gpu_published_source}")
         held, room = self.held_bytes / 2**30, self.room_bytes / 2**30
         lines.append(
             f"memory    {held:.1f} GiB of weights and caches, PIM channels have {room:.1f} GiB"
@@ -243,8 +277,9 @@ class Serving(JsonTree):
         )
         return "\n".join(lines)
 
-    def _rows(self) -> list[tuple[str, str, str, str]]:
+    def _rows(self) -> list[tuple[str, list[str], str]]:
         """Name, values and unit of each line of the table."""
+        servers = [*([self.gpu_published] if self.gpu_published else []), self.gpu_only, self.planned]
         rows = []
         for name, title in (
             ("ttft_ns", "first token"),
@@ -252,22 +287,26 @@ class Serving(JsonTree):
             ("itl_ns", "between tokens"),
         ):
             for share in _PERCENTILES:
-                values = [_percentile(figures, name, share) for figures in (self.gpu_only, self.planned)]
-                rows.append((f"{title}, p{share}", *values, "ms"))
+                values = [_percentile(figures, name, share) for figures in servers]
+                rows.append((f"{title}, p{share}", values, "ms"))
         for name, title, factor, digits, unit in _LINES:
             values = [
-                f"{getattr(figures, name) * factor:.{digits}f}" for figures in (self.gpu_only, self.planned)
+                "-"
+                if name == _ENERGY and figures is self.gpu_published
+                else f"{getattr(figures, name) * factor:.{digits}f}"
+                for figures in servers
             ]
-            rows.append((title, *values, unit))
-        return [(title, gpu, plan, unit) for title, gpu, plan, unit in rows]
+            rows.append((title, values, unit))
+        return rows
 
 
+_ENERGY = "energy_per_token_pj"
 _LINES = (
     ("tokens_per_s", "tokens a second", 1, 1, ""),
     ("requests_per_s", "requests a second", 1, 4, ""),
     ("goodput_per_s", "goodput", 1, 4, "requests a second"),
     ("goodput_share", "requests within limits", 100, 1, "%"),
-    ("energy_per_token_pj", "energy a new token", 1e-9, 3, "mJ"),
+    (_ENERGY, "energy a new token", 1e-9, 3, "mJ"),
     ("mean_batch", "requests a step", 1, 2, ""),
     ("mean_cache_share", "caches in use, mean", 100, 1, "%"),
     ("max_cache_share", "caches in use, most", 100, 1, "%"),

@@ -40,6 +40,8 @@ def requests_from_options(options: ServeOptions) -> RequestTrace:
         assert options.requests is not None and options.lengths is not None
         if options.requests > MAX_REQUESTS:
             raise UsageError(f"--requests {options.requests}: give {MAX_REQUESTS} at most")
+        if (mean_tokens := options.requests * sum(options.lengths)) > 2 * MAX_TOKENS:
+            raise UsageError(_too_many(mean_tokens))
         prompt, new = (rng.geometric(1 / mean, options.requests) for mean in options.lengths)
         zeros = np.zeros(options.requests, np.int64)
         requests = RequestTrace(arrival_ps=zeros, prompt_tokens=prompt, new_tokens=new)
@@ -51,8 +53,12 @@ def requests_from_options(options: ServeOptions) -> RequestTrace:
         requests = replace(requests, arrival_ps=arrival_ps.astype(np.int64))
     tokens = int(requests.prompt_tokens.sum() + requests.new_tokens.sum())
     if tokens > MAX_TOKENS:
-        raise UsageError(f"the requests have {tokens} tokens; give at most {MAX_TOKENS}, by --requests")
+        raise UsageError(_too_many(tokens))
     return requests
+
+
+def _too_many(tokens: int) -> str:
+    return f"the requests have {tokens} tokens; give at most {MAX_TOKENS}, by --requests"
 
 
 def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> RequestTrace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,11 @@ from pimflow.commands.generate.language import LanguageModel, open_language_mode
 from pimflow.commands.serve.options import ServeOptions
 from pimflow.commands.serve.report import LatencyLimits, Refusal, Serving, StepTableReport, serving_figures
 from pimflow.commands.serve.request_traces import requests_from_options
-from pimflow.commands.serve.step_costs import PlacedStep, StepPlans
-from pimflow.commands.serve.step_grid import StepGrid
+from pimflow.commands.serve.searched_table import MIN_CHUNK, searched_table
+from pimflow.commands.serve.step_costs import StepPlans
+from pimflow.commands.serve.step_table import StepTable, whole
 from pimflow.commands.shared.arguments import public
+from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.core.goal import GoalOptions
@@ -29,7 +31,6 @@ from pimflow.simulators.serving.scheduler import RequestTrace, Schedule, Serving
 
 CONTEXT_MULTIPLE = 256  # tokens: similar traces share their plans
 MAX_TABLE = 1 << 24  # entries of a table of steps
-MIN_CHUNK = 16  # tokens: a shorter chunk costs as much
 _SHOWN_REFUSALS = 4
 
 
@@ -59,6 +60,12 @@ def serve_sim(
         Most tokens of a request.
     max_batch, chunk_tokens, page_tokens, cache_tokens : int
         Limits of the server; see `ServingLimits`.
+    weight_type : str
+        Type in which weights of the zoo are stored; see `pimflow.generate`.
+    steps : path, optional
+        Costs of steps, as `StepTable.save` of `Serving.steps` writes them: nothing is searched.
+    random_points : int
+        Random steps of either kind that are searched to judge the table of steps.
     ttft_limit_ms, tpot_limit_ms : float
         Limits of goodput.
     assume_room : bool
@@ -72,6 +79,8 @@ def serve_sim(
         If there is no such model, or options mean nothing.
     TraceError
         If the trace cannot be read.
+    ProfileError
+        If the costs of steps cannot be read, or are of another model, system or server.
     InfeasibleError
         If the model does not fit the PIM channels, or no request can ever be served.
     VerificationError
@@ -79,19 +88,20 @@ def serve_sim(
     """
     names = field_names(ServeOptions)
     options = ServeOptions(**{name: keywords.pop(name) for name in names if name in keywords}).validate()
-    language = open_language_model(model)
-    if language.decoder is None:
+    language = open_language_model(model, weight_type=options.weight_type)
+    decoder = language.decoder
+    if decoder is None:
         raise UsageError(
             f"'{model}': give a language model of the zoo, a .gguf file or a folder: its sizes count"
         )
     requests = requests_from_options(options)
     request = SearchRequest.from_arguments(system, **keywords).validate()
     request.system.require_network_dtype()
-    context = _context(language, options, requests)
-    plans = StepPlans(
-        language=language, decoder=language.decoder, request=request, context=context, progress=progress
-    )
-    return _Server(options=options, language=language, requests=requests, plans=plans).serving()
+    table = StepTable.from_file(options.steps) if options.steps is not None else None
+    context = table.context if table else _context(language, options, requests)
+    _require_size(options, context, requests)
+    plans = StepPlans(language=language, decoder=decoder, request=request, context=context, progress=progress)
+    return _Server(options=options, language=language, requests=requests, plans=plans, table=table).serving()
 
 
 def _context(language: LanguageModel, options: ServeOptions, requests: RequestTrace) -> int:
@@ -102,7 +112,11 @@ def _context(language: LanguageModel, options: ServeOptions, requests: RequestTr
             f"'{language.name}' was made for {limit} tokens, not for --context {options.context}"
         )
     needed = -(-max(requests.max_tokens, 2 * MIN_CHUNK) // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
-    context = options.context or min(needed, limit or needed)
+    return options.context or min(needed, limit or needed)
+
+
+def _require_size(options: ServeOptions, context: int, requests: RequestTrace) -> None:
+    """Raise `UsageError` if no request fits the context, or the table of steps is too large."""
     if (requests.prompt_tokens + requests.new_tokens - 1 > context).all():
         raise UsageError(f"no request has at most {context} tokens, its prompt and its new ones")
     if (options.max_batch + 1) * (context + 1) > MAX_TABLE:
@@ -110,44 +124,42 @@ def _context(language: LanguageModel, options: ServeOptions, requests: RequestTr
             f"--max-batch {options.max_batch} with a context of {context} tokens is a table of more than "
             f"{MAX_TABLE} steps; give a smaller --context or --max-batch"
         )
-    return context
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Server:
-    """A server of one model with its options."""
+    """A server of one model with its options; `table` is None if steps are to be searched."""
 
     options: ServeOptions
     language: LanguageModel
     requests: RequestTrace
     plans: StepPlans
+    table: StepTable | None
 
     def serving(self) -> Serving:
         """Price the steps, serve the requests on both systems, and check both schedules."""
-        options, plans = self.options, self.plans
-        self._limits(plans.decode(1, plans.context).weight_bytes)  # before the other searches
-        for grid in (self.decode_grid, self.chunk_grid):
-            grid.refine()
-        limits = self._limits(self._weight_bytes)
+        options, plans, system = self.options, self.plans, self.plans.request.system
+        table = self._step_table()
+        limits = self._limits(table.weight_bytes)
         served, refusals = self._servable(limits)
         plans.progress("serving")
         latency = LatencyLimits(
             ttft_limit_ns=options.ttft_limit_ms * 1e6, tpot_limit_ns=options.tpot_limit_ms * 1e6
         )
         figures = []
-        for column in (0, 1):  # as planned, on the GPU alone
-            times = self._step_times(column)
+        for times in self._step_times(table):
             schedule: Schedule = serve(served, limits, times)
             check_schedule(served, limits, times, schedule)
             figures.append(serving_figures(served, limits, latency, schedule, len(refusals)))
+        published = self._published
         arrivals_ps = int(self.requests.arrival_ps[-1])
-        grids = (self.decode_grid, self.chunk_grid)
         return Serving(
             model=self.language.name,
-            system=plans.request.system.name,
-            gpu=plans.request.system.gpu.name,
-            pim=plans.request.system.pim.name,
-            dtype=plans.request.system.dtype,
+            system=system.name,
+            gpu=system.gpu.name,
+            pim=system.pim.name,
+            dtype=system.dtype,
+            weights=self.language.weights,
             requests=len(served),
             prompt_tokens=int(served.prompt_tokens.sum()),
             new_tokens=int(served.new_tokens.sum()),
@@ -155,60 +167,54 @@ class _Server:
             refusals=tuple(refusals[:_SHOWN_REFUSALS]),
             offered_per_s=len(self.requests) / arrivals_ps * 1e12 if arrivals_ps else None,
             latency_limits=latency,
-            step_table=StepTableReport(
-                decode_batches=grids[0].sizes,
-                decode_tokens=grids[0].lengths,
-                chunk_tokens=grids[1].sizes,
-                chunk_numbers=grids[1].lengths,
-                held_out_points=sum(len(grid.held_out) for grid in grids),
-                max_relative_error=max(grid.max_error for grid in grids),
-            ),
+            step_table=StepTableReport.from_table(table),
+            steps=table,
             planned=figures[0],
             gpu_only=figures[1],
-            **self._memory_figures(limits),
+            gpu_published=figures[2] if published else None,
+            gpu_published_source=None if published is None else published.source,
+            **self._memory_figures(limits, table.weight_bytes),
         )
 
-    @functools.cached_property
-    def decode_grid(self) -> StepGrid:
-        """Costs of decode steps over requests and attended tokens."""
-        batch, context = self.options.max_batch, self.plans.context
-        sizes = sorted({batch, *(2**power for power in range(batch.bit_length()))})
-        return StepGrid(
-            cost=lambda size, tokens: self.plans.decode(size, tokens).figures,
-            sizes=sizes,
-            lengths=sorted({2, context // 4, context // 2, context}),
+    def _step_table(self) -> StepTable:
+        """The given table, or that of searched plans; raises as `StepTable.require` and `_limits`."""
+        options, plans, table = self.options, self.plans, self.table
+        if table is None:
+            self._limits(plans.decode(1, plans.context).weight_bytes)  # before the other searches
+            return searched_table(
+                plans, options.max_batch, self._chunk_tokens, options.random_points, options.seed
+            )
+        assert options.steps is not None
+        table.require(
+            options.steps,
+            model_digest=plans.model_digest,
+            system_digest=plans.system_digest,
+            context=options.context or table.context,
+            max_batch=max(options.max_batch, table.max_batch),
+            chunk_tokens=self._chunk_tokens,
         )
+        return table
+
+    def _step_times(self, table: StepTable) -> list[StepTimes]:
+        """Times of steps as planned, on the GPU alone, and on one that decodes as published, if there is."""
+        batch, published = self.options.max_batch, self._published
+        planned, gpu_only = (table.times(batch, column) for column in (0, 1))
+        if published is None:
+            return [planned, gpu_only]
+        decode_ns = [
+            [published.step_ns(tokens, size) if size else 0.0 for tokens in range(table.context + 1)]
+            for size in range(batch + 1)
+        ]
+        return [planned, gpu_only, replace(gpu_only, decode_ps=whole(np.array(decode_ns) * 1000))]
 
     @functools.cached_property
-    def chunk_grid(self) -> StepGrid:
-        """Costs of chunks of a prompt over their tokens and the number of whole chunks before them."""
-        chunk = self._chunk_tokens
-        last = self.plans.context // chunk - 1  # the last whole chunk
-        smallest = min(MIN_CHUNK, chunk)
-        return StepGrid(
-            cost=lambda size, number: self.plans.chunk(size, number * chunk).figures,
-            sizes=sorted({smallest, max(chunk // 4, smallest), max(chunk // 2, smallest), chunk}),
-            lengths=sorted({0, min(1, last), last}),
-        )
+    def _published(self) -> PublishedDecode | None:
+        """The second baseline."""
+        return PublishedDecode.from_decoder(self.language.decoder, self.plans.request.system)
 
     @property
     def _chunk_tokens(self) -> int:
         return min(self.options.chunk_tokens, self.plans.context)
-
-    def _step_times(self, column: int) -> StepTimes:
-        """Times and energies of all steps, as planned (0) or on the GPU alone (1)."""
-        context, batch, chunk = self.plans.context, self.options.max_batch, self._chunk_tokens
-        sizes, tokens = np.meshgrid(np.arange(1, batch + 1), np.arange(context + 1), indexing="ij")
-        decode = self.decode_grid.values(sizes.ravel(), tokens.ravel()).reshape(batch, context + 1, -1)
-        ends = np.arange(1, context + 1)
-        number = (ends - 1) // chunk
-        chunks = self.chunk_grid.values(ends - number * chunk, number)
-        return StepTimes(
-            decode_ps=_whole(np.pad(decode[:, :, column], ((1, 0), (0, 0))) * 1000),
-            decode_pj=_whole(np.pad(decode[:, :, 2 + column], ((1, 0), (0, 0)))),
-            chunk_ps=_whole(np.pad(chunks[:, column], (1, 0)) * 1000),
-            chunk_pj=_whole(np.pad(chunks[:, 2 + column], (1, 0))),
-        )
 
     def _limits(self, weight_bytes: int) -> ServingLimits:
         """The limits of the server; raises `InfeasibleError` if weights and caches do not fit."""
@@ -247,16 +253,9 @@ class _Server:
         system = self.plans.request.system
         return system.pim.bytes_per_channel * system.pim_channels
 
-    @functools.cached_property
-    def _weight_bytes(self) -> int:
-        """Rows of weights of the decode plan that takes the most."""
-        context = self.plans.context
-        steps: list[PlacedStep] = [self.plans.decode(size, context) for size in self.decode_grid.sizes]
-        return max(step.weight_bytes for step in steps)
-
-    def _memory_figures(self, limits: ServingLimits) -> dict[str, Any]:
+    def _memory_figures(self, limits: ServingLimits, weight_bytes: int) -> dict[str, Any]:
         cache_tokens = limits.pages * limits.page_tokens
-        held_bytes = self._weight_bytes + cache_tokens * self._kv_bytes
+        held_bytes = weight_bytes + cache_tokens * self._kv_bytes
         return {
             "context": limits.context,
             "max_batch": limits.max_batch,
@@ -297,8 +296,3 @@ class _Server:
             new_tokens=requests.new_tokens[fits],
         )
         return served, refusals
-
-
-def _whole(numbers: np.ndarray) -> np.ndarray:
-    whole: np.ndarray = np.rint(numbers).astype(np.int64)
-    return whole

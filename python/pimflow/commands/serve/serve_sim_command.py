@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from pimflow.commands.command_line import output
+from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
+from pimflow.host.files import STEP_TABLE, check_file
 
 SUMMARY = "serve requests of a language model over simulated time, and say what they wait for"
 
@@ -14,8 +15,6 @@ def add_arguments(sub: CommandParser) -> None:
     """Add the arguments of the command, which `run` takes."""
     from pimflow.commands.command_line import options
     from pimflow.commands.serve.options import ServeOptions
-    from pimflow.core.goal import GoalOptions
-    from pimflow.core.options import declarations
 
     sub.show_first(
         "--trace", "--rate", "--requests", "--lengths", "--seed", "--max-batch", "--system", "--json"
@@ -23,9 +22,10 @@ def add_arguments(sub: CommandParser) -> None:
     sub.positional("model", "MODEL", "language model of the zoo, .gguf file, or folder with config.json")
     sub.add_fields(ServeOptions)
     options.system_options(sub)
-    without = ("max_error", "primitives")  # nothing is decomposed
-    sub.add_fields(GoalOptions, *(name for name in declarations(GoalOptions) if name not in without))
+    options.goal_options(sub)
     options.profiling_options(sub)
+    sub.option("output", "--save-steps", metavar="FILE.json", help="write the costs of steps, for --steps")
+    output_options.force_option(sub)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,10 +35,14 @@ def run(args: argparse.Namespace) -> None:
     from pimflow.commands.serve.serve import serve_sim
     from pimflow.core.goal import GoalOptions
 
+    if args.save_steps:
+        check_file(args.save_steps, STEP_TABLE, force=args.force)
     target_system = options.target_system(args)
     keywords = args.parser.keywords(args, ServeOptions, GoalOptions)
     with output.status(args) as progress, options.profiling(args) as profiling:
         serving = serve_sim(
             args.model, system=target_system, profiling=profiling, progress=progress, **keywords
         )
+    if args.save_steps:
+        serving.steps.save(args.save_steps)
     output.show(serving, args.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pimflow import zoo
 from pimflow.commands.generate.decode_step import MIN_TOKENS, DecodeStep
 from pimflow.commands.generate.decoding import Lengths, StepGraph, place_step, shared_regions
 from pimflow.commands.generate.generation import StepCosts
@@ -97,17 +99,32 @@ class StepPlans:
         if key in self._placed:
             return self._placed[key]
         cache = self.request.profiling.cache
-        system = self.request.system.without_sources()
-        model = replace(self.decoder, name="", file="", source="", text="")
-        model_key = (repr(model), self.decoder.has_weights, self.context if kind == "decode" else 0)
-        request_key = (system.identity, repr(self.request.goal), self.request.costs.profilers)
-        cache_key = ("server step", key, model_key, request_key)
+        context = self.context if kind == "decode" else 0
+        cache_key = ("server step", key, context, self.model_digest, self.system_digest)
         stored = cache.get([cache_key], _code_digest(), read=_read_step) if cache else {}
         placed = stored[cache_key] if cache_key in stored else place(size, length)
         if cache and cache_key not in stored:
             cache.put({cache_key: fields_form(placed)}, _code_digest())
         self._placed[key] = placed
         return placed
+
+    @functools.cached_property
+    def model_digest(self) -> str:
+        """Hash of the sizes of the model, and of whether its weights are known."""
+        unnamed = replace(self.decoder, name="", file="", source="", text="")
+        # The order of a set is another one in each process.
+        sizes = {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in vars(unnamed).items()
+        }
+        return hashlib.sha256(repr((sizes, self.decoder.has_weights)).encode()).hexdigest()
+
+    @functools.cached_property
+    def system_digest(self) -> str:
+        """Hash of the system, the goal and the sources of times."""
+        system = self.request.system.without_sources()
+        key = (system.identity, self.request.goal, self.request.costs.profilers)
+        return hashlib.sha256(repr(key).encode()).hexdigest()
 
     def _place_decode(self, batch: int, tokens: int) -> PlacedStep:
         if batch not in self._steps:
@@ -130,7 +147,9 @@ class StepPlans:
     def _graph(self, attended: int, tokens: int, batch: int) -> StepGraph:
         if self.decoder.has_weights:
             return self.language.step(attended, tokens, batch)
-        return decoder_graph.block_graph(self.decoder, attended, tokens=tokens, batch=batch)
+        return zoo.blank_matrices(
+            decoder_graph.block_graph(self.decoder, attended, tokens=tokens, batch=batch)
+        )
 
     def _whole_step(
         self, charges: Charges | SearchResult, search_result: SearchResult, batch: int
@@ -148,7 +167,7 @@ class StepPlans:
     def _head(self, batch: int) -> SearchResult:
         if batch not in self._heads:
             lengths = Lengths(attended=1, batch=batch)
-            graph = decoder_graph.head_graph(self.decoder, batch=batch)
+            graph = zoo.blank_matrices(decoder_graph.head_graph(self.decoder, batch=batch))
             self._heads[batch] = place_step(graph, self.request, lengths)[2]
         return self._heads[batch]
 

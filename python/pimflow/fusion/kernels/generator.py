@@ -82,12 +82,12 @@ class Generator(TileEmitter):
             with contextlib.ExitStack() as stack:
                 self.thread = 0
                 if self.target.threads:
-                    blocks = self.group.tiling.tiles if self.target.network else 1
+                    blocks = self.group.tiling.blocks if self.target.network else 1
                     block = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
                     self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
                     self._registers()
-                    self._tile(block) if self.target.network else self._all_tiles()
+                    self._block(block) if self.target.network else self._all_tiles()
                 elif self.target.network:
                     self._tasks()
                 else:
@@ -147,10 +147,10 @@ class Generator(TileEmitter):
             )
 
     def _tasks(self) -> None:
-        """Share the tiles among cores of a CPU, each with its own pool: on the stack, if that is small."""
-        tiles = self.group.tiling.tiles
+        """Share the blocks among cores of a CPU, each with its own pool: on the stack, if that is small."""
+        blocks = self.group.tiling.blocks
         small = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
-        tasks = min(tiles, TASKS) if self._operations() >= PARALLEL else 1
+        tasks = min(blocks, TASKS) if self._operations() >= PARALLEL else 1
         if not small:
             self.pool = T.alloc_buffer((tasks * self.pool_elements,), self.stored_type)
         with contextlib.ExitStack() as stack:
@@ -160,15 +160,24 @@ class Generator(TileEmitter):
             else:
                 self.base = task * self.pool_elements
             self._registers()
-            begin = tirx.floordiv(task * tiles, tasks) if tasks > 1 else 0
-            end = tirx.floordiv((task + 1) * tiles, tasks) if tasks > 1 else tiles
+            begin = tirx.floordiv(task * blocks, tasks) if tasks > 1 else 0
+            end = tirx.floordiv((task + 1) * blocks, tasks) if tasks > 1 else blocks
             with self.serial(0, end - begin) as turn:
-                self._tile(begin + turn)
+                self._block(begin + turn)
 
     def _operations(self) -> int:
         """Number of terms of all results."""
         touched = self.group.elements_over_tiles
         return sum(touched(layer.name) * self.computations[layer.name].terms for layer in self.group.layers)
+
+    def _block(self, number: tirx.Expr) -> None:
+        """Emit the tiles of the block with this number; tiles of a band follow one another down the rows."""
+        count = self.group.tiling.tiles_per_block
+        if count == 1:
+            self._tile(number)
+            return
+        with self.serial(0, count) as turn:
+            self._tile(T.bind(number * count + turn))
 
     def _tile(self, number: tirx.Expr) -> None:
         """Emit the tile with this number, in the order of `GroupTiling.indices`."""

@@ -87,15 +87,6 @@ def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candi
     ]
 
 
-def run_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
-    """The candidates of `group_candidates` that do a run of a decomposed network."""
-    return [
-        candidate
-        for candidate in group_candidates(generator, channels)
-        if candidate.covers in generator.graph.runs
-    ]
-
-
 def channel_counts(generator: CandidateGenerator) -> list[int]:
     """How many memory channels the GPU has: in a mixed plan, and in a plan without PIM."""
     return sorted({generator.system.gpu_channels, generator.system.gpu.memory_channels} - {0})

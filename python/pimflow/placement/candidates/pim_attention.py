@@ -68,10 +68,11 @@ class CachedRun:
     def _source_begin(self) -> int:
         """How many of `_other_operand_elements` come before the sources of Q.
 
-        A mask and positions that are no constants.
+        A mask, sinks and positions that are no constants.
         """
         attention, other_count = self.attention.attention_layer, len(self._other_operand_elements)
-        return min(attention.masked + attention.positioned, other_count - bool(self.attention.prologue))
+        count = attention.masked + attention.sinks + attention.positioned
+        return min(count, other_count - bool(self.attention.prologue))
 
 
 def find_run(generator: CandidateGenerator, region: Region) -> CachedRun | None:

@@ -25,7 +25,7 @@ from pimflow.core.split import WHOLE, Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
-from pimflow.placement.solvers.launches import Launching
+from pimflow.placement.solvers.launches import charged_tasks
 from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.pim.energy import CommandCounts, pim_energy_pj
@@ -59,13 +59,9 @@ class TaskBuilder:
 
         Launches that are issued ahead are assumed to be over when the candidate begins.
         """
-        launches_ahead = self.system.overlaps_launches
-        charged_tasks = (
-            Launching.from_tasks(tasks, follows=True).remaining_tasks(lambda _: math.inf)
-            if launches_ahead
-            else tuple(tasks)
-        )
-        return makespan_ns(charged_tasks)
+        if self.system.overlaps_launches:
+            tasks = charged_tasks(tasks, True, lambda _: math.inf)
+        return makespan_ns(tuple(tasks))
 
     def gpu_task(self, label: str, kernel: Kernel, channels: int | None = None) -> Task:
         """The task of a kernel on `channels` memory channels; by default the GPU's in a mixed plan.

@@ -1,4 +1,4 @@
-"""Kernels that do several regions in tiles, one tile for each block of threads, for the GPU model."""
+"""Kernels that do several regions in tiles: each block of threads does one, or a band of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ Count = int | np.ndarray  # of one tiling, or of many
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """What blocks of threads load and compute, one tile each. Counts are arrays for many tilings at once.
+    """What blocks of threads load and compute. Counts are arrays for many tilings at once.
 
     Attributes
     ----------
+    tiles : int
+        How many tiles a block does one after the other.
     touched : mapping of str to int
         Elements over all tiles: loaded of tensors from outside the group, computed of each region's result.
     waits : int
-        How often the threads of a block wait for one another: after each region, or chunk of its channels.
+        How often the threads of a block wait for one another in a tile: after each region, or chunk of its
+        channels.
     products : mapping of str to (ProductTile, int)
         By region, its product in a tile, and how often that is done: once for each chunk. It runs on tensor
         cores if that pays.
@@ -34,13 +37,14 @@ class Tiles:
     touched: Mapping[str, Count]
     waits: int
     products: Mapping[str, tuple[ProductTile, int]] = field(default_factory=dict)
+    tiles: Count = 1
 
 
 def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
     """The kernel that does `regions` in `tiles`; its fields are arrays if those of `tiles` are.
 
     Operands, filters and result are moved once from or to DRAM. Further loads of the same data by other
-    blocks hit the L2; every block loads all filters.
+    blocks hit the L2; every tile loads all filters.
     """
     element = ELEMENT_BYTES[dtype]
     macs: Count = 0
@@ -73,13 +77,13 @@ def group_kernel(regions: Sequence[Region], tiles: Tiles, dtype: str) -> Kernel:
         "weight_bytes": weight_bytes,
         "output_bytes": regions[-1].output_elements * element,
         "again_bytes": (sum(read_elements.values()) - distinct_elements) * element
-        + weight_bytes * (tiles.blocks - 1),
-        "layers": tiles.waits,
+        + weight_bytes * (tiles.blocks * tiles.tiles - 1),
+        "layers": tiles.waits * tiles.tiles,
         "blocks": tiles.blocks,
         "tensor_macs": tensor_macs,
-        "fragments": fragments * tiles.blocks,
-        "moved_fragments": moved_fragments * tiles.blocks,
-        "steps": steps,
+        "fragments": fragments * tiles.blocks * tiles.tiles,
+        "moved_fragments": moved_fragments * tiles.blocks * tiles.tiles,
+        "steps": steps * tiles.tiles,
     }
     fields: dict[str, Any] = {name: int(n) if np.ndim(n) == 0 else n for name, n in counts.items()}
     return Kernel(kind="stream", **fields)
@@ -108,7 +112,7 @@ def products(
     Parameters
     ----------
     pixels, channels : mapping of str to int
-        By tensor, pixels in the largest tile, and channels in total.
+        By tensor, the largest number of pixels that a tile loads or computes, and channels in total.
     chunk_channels : mapping of str to int
         By tensor of which only some channels at a time are on chip, how many.
     """

@@ -1,7 +1,8 @@
 """Groups of neighbouring regions that one GPU kernel can do in tiles in shared memory (Deep Fusion).
 
 A block of threads does one tile: it loads the tile's part of the operands, halos included, computes region by
-region in shared memory, all channels at once or in chunks, and stores its part of the result. Runs of a
+region in shared memory, all channels at once or in chunks, and stores its part of the result. Or it does a
+band of tiles, one after the other down the rows, and keeps the rows that the next tile reads. Runs of a
 decomposed network (TeMCO) are such groups. Deep Fusion counts the elements that move; the GPU model prices
 them.
 """
@@ -24,6 +25,7 @@ from pimflow.errors import InfeasibleError
 from pimflow.fusion import Group, GroupTiling, GrowingGroup, Layer
 from pimflow.fusion.channels import SUM_BYTES, channels_on_chip, single_run
 from pimflow.fusion.group import GPU_LANES
+from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.hardware import System
 from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.candidates.tasks import gpu_kernels
@@ -31,10 +33,8 @@ from pimflow.placement.candidates.tiled_kernels import Count, Tiles, group_kerne
 from pimflow.placement.costs.costs import TilingCache
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
 
-# The longest group that is tried, and how many of its tilings, the fastest first, until one fits.
-MAX_REGIONS = 8
-MAX_TRIES = 16
-CHUNKS = (16, 32, 64, 128)  # numbers of channels at a time that are tried
+MAX_TRIES = 16  # how many tilings of a group are tried, the fastest first, until one fits
+CHUNKS = (0, 16, 32, 64, 128)  # numbers of channels at a time that are tried; 0 for all
 REUSE = "lifetime"  # deep reuse would overwrite what other threads still read
 
 
@@ -94,8 +94,8 @@ class TilingSearch:
         if not self._is_closed(begin, end):
             return "others read what is between"
         shape = self.layers.shapes[covers[-1]]
-        if tiling.retain or any(parts > size for parts, size in zip((tiling.n, tiling.h, tiling.w), shape)):
-            return f"{tiling} is no cut of {'x'.join(map(str, shape))} that blocks can do side by side"
+        if any(parts > size for parts, size in zip((tiling.n, tiling.h, tiling.w), shape)):
+            return f"{tiling} is no cut of {'x'.join(map(str, shape))}"
         try:
             fits = self._fits(self.group(covers, tiling))
         except ValueError as error:
@@ -121,22 +121,38 @@ class TilingSearch:
         """The group as a kernel for the GPU model."""
         group = self.group(covers, tiling)
         touched = {name: group.elements_over_tiles(name) for name in group.spans[0]}
-        pixels = {name: math.prod(group.tile(name)[:3]) for name in group.spans[0]}
-        return self._kernel(group.layers, tiling.tiles, touched, pixels, tiling.chunk, group.channels_on_chip)
+        pixels = {name: group.fresh_pixels(name) for name in group.spans[0]}
+        blocks = tiling.blocks, tiling.tiles_per_block
+        return self.kernel_in_tiles(
+            group.layers, blocks, touched, pixels, tiling.chunk, group.channels_on_chip
+        )
 
-    def _kernel(
+    def kernel_in_tiles(
         self,
         layers: Sequence[Layer],
-        blocks: Count,
+        blocks: tuple[Count, Count],
         touched: Mapping[str, Count],
         pixels: Mapping[str, Count],
         chunk: int,
         chunk_channels: Mapping[str, int],
     ) -> Kernel:
+        """A group as a kernel; its fields are arrays if counts are.
+
+        Parameters
+        ----------
+        blocks : tuple
+            Number of blocks, and of the tiles that each does one after the other.
+        touched, pixels : mapping of str to int
+            By tensor, elements that all tiles load or compute, and the largest number of pixels of one tile.
+        chunk_channels : mapping of str to int
+            See `fusion.channels.channels_on_chip`.
+        """
         regions = [self.graph.region(layer.name) for layer in layers]
         channels = {name: self.layers.shapes[name][3] for name in pixels}
         work = products(layers, pixels, channels, chunk_channels) if self.tensor_cores else {}
-        tiles = Tiles(blocks=blocks, touched=touched, waits=wait_count(layers, chunk), products=work)
+        count, tiles_per_block = blocks
+        waits = wait_count(layers, chunk)
+        tiles = Tiles(blocks=count, touched=touched, waits=waits, products=work, tiles=tiles_per_block)
         return group_kernel(regions, tiles, self.system.dtype)
 
     def search(
@@ -145,7 +161,7 @@ class TilingSearch:
         """Groups among the runs that `is_requested` accepts: faster ones, and all of `RegionGraph.runs`."""
         if not self.graph.fusible and not self.graph.runs:
             return
-        for begin, end, growing in itertools.chain(self._graph_runs(), self._candidate_runs()):
+        for begin, end, growing in itertools.chain(self._graph_runs(), self.candidate_runs()):
             covers = tuple(region.name for region in self.graph.regions[begin:end])
             if is_requested(covers):
                 tiling = self._run_tiling(begin, end, growing, channels)
@@ -156,7 +172,7 @@ class TilingSearch:
         """The fastest tiling of a run, if it pays; `growing` has some of the run's last regions so far."""
         regions = self.graph.regions[begin:end]
         is_required = tuple(region.name for region in regions) in self.graph.runs
-        cuts = tuple(int(axis.parts[-1]) for axis in growing.candidates.axes)
+        cuts = tuple(int(axis.parts.max()) for axis in growing.candidates.axes)
         launch_ns = self.system.gpu.launch_ns
         key = (launch_ns, channels, is_required, cuts, regions, self.layers.layers[begin:end])
         if key not in self._tiling_cache:
@@ -185,25 +201,25 @@ class TilingSearch:
         return self._region_ns[key]
 
     def _graph_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
-        """`RegionGraph.runs`, in the form of `_candidate_runs`."""
-        candidates = fusion.TilingCandidates.from_graph(self.layers, "recompute")
+        """`RegionGraph.runs`, in the form of `candidate_runs`."""
+        candidates = fusion.TilingCandidates.for_blocks(self.layers)
         for covers in self.graph.runs:
             begin = self.layers.index[covers[0]]
             yield begin, begin + len(covers), GrowingGroup(self.layers, candidates, REUSE)
 
-    def _candidate_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
+    def candidate_runs(self) -> Iterator[tuple[int, int, GrowingGroup]]:
         """Begin and end of every run of regions that may be a group, and the tilings that grow to it.
 
         Runs with the same end share these; the shortest comes first.
         """
         fusible = set(self.graph.fusible)
-        candidates = fusion.TilingCandidates.from_graph(self.layers, "recompute")
+        candidates = fusion.TilingCandidates.for_blocks(self.layers)
         inside, ends = self._part_bounds()
         for end in range(2, len(self.graph.regions) + 1):
             growing = GrowingGroup(self.layers, candidates, REUSE)
             min_begin = inside[end - 1] if end not in ends else 0
-            for begin in reversed(range(max(min_begin, end - MAX_REGIONS), end)):
-                if self.graph.regions[begin].name not in fusible:
+            for begin in reversed(range(max(min_begin, end - MAX_LAYERS), end)):
+                if self.graph.regions[begin].name not in fusible or not self.has_space(growing):
                     break
                 covers_parts = begin in ends and end in ends
                 if tuple(region.name for region in self.graph.regions[begin:end]) in self.graph.runs:
@@ -214,6 +230,24 @@ class TilingSearch:
                     and self._is_closed(begin, end)
                 ):
                     yield begin, end, growing
+
+    def has_space(self, growing: GrowingGroup) -> bool:
+        """Whether any tiles of a group fit into a block's memory; those of longer groups are larger."""
+        return not growing.positions or any(
+            fits is not None and fits.any() for fits in map(functools.partial(self._fitting, growing), CHUNKS)
+        )
+
+    def _fitting(self, growing: GrowingGroup, chunk: int) -> np.ndarray | None:
+        """By tiling, whether its tiles fit by a lower bound; None if the group cannot go by such chunks."""
+        run = single_run(growing.layers, chunk) if chunk else None
+        if chunk and run is None:
+            return None
+        element = ELEMENT_BYTES[self.system.dtype]
+        waiting_elements = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
+        tile_bytes = growing.tile_elements(run, waiting_elements) * element
+        is_possible = (growing.candidates.tiles_per_block == 1) | (not chunk)
+        fits: np.ndarray = growing.allowed & is_possible & (tile_bytes <= self.capacity_bytes)
+        return fits
 
     def _part_bounds(self) -> tuple[list[int], set[int]]:
         """By region, where its part of the network begins; and all positions where parts begin or end.
@@ -238,29 +272,30 @@ class TilingSearch:
         self, regions: Sequence[Region], growing: GrowingGroup, channels: int, bound_ns: float
     ) -> GroupTiling | None:
         """The fastest tiling that fits, over all tiles and chunks of channels, if it is below the bound."""
-        element, count = ELEMENT_BYTES[self.system.dtype], len(growing.candidates.tiles)
+        count = len(growing.candidates.tiles)
         covers, layers = tuple(region.name for region in regions), growing.layers
         times_ns, tilings = np.zeros(0), list[tuple[int, int]]()
-        blocks = growing.candidates.tiles
+        tiles_per_block = growing.candidates.tiles_per_block
+        blocks = growing.candidates.tiles // tiles_per_block
         touched, pixels = ({name: np.broadcast_to(values, count) for name, values in entry} for entry in (
             [(name, tile.touched) for name, tile in growing.tiles.items()],
-            [(name, tile.elements // self.layers.shapes[name][3]) for name, tile in growing.tiles.items()],
+            [(name, tile.fresh_pixels) for name, tile in growing.tiles.items()],
         ))  # fmt: skip
-        for chunk in (0, *CHUNKS):
+        for chunk in CHUNKS:
+            fits = self._fitting(growing, chunk)
+            if fits is None or not fits.any():
+                continue
             run = single_run(layers, chunk) if chunk else None
-            if chunk and run is None:
-                continue
-            chunk_channels = channels_on_chip(layers, (run,)) if run else {}
-            waiting_elements = 0 if self.tensor_cores else max(1, SUM_BYTES // element)
-            tile_elements = growing.tile_elements(run, waiting_elements)
-            tile_number = np.flatnonzero(growing.allowed & (tile_elements * element <= self.capacity_bytes))
-            if not len(tile_number):
-                continue
+            chunk_channels, tile_number = (
+                channels_on_chip(layers, (run,)) if run else {},
+                np.flatnonzero(fits),
+            )
             loaded_elements, tile_pixels = (
                 {n: values[tile_number] for n, values in entry.items()} for entry in (touched, pixels)
             )
-            kernels = self._kernel(
-                layers, blocks[tile_number], loaded_elements, tile_pixels, chunk, chunk_channels
+            counts = blocks[tile_number], tiles_per_block[tile_number]
+            kernels = self.kernel_in_tiles(
+                layers, counts, loaded_elements, tile_pixels, chunk, chunk_channels
             )
             kernel_times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, kernel_times_ns)

@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from pimflow.core.candidate import Candidate
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.objectives import EvaluatedPlan
-from pimflow.placement.solvers.plan_search import FrontLabel, PlanSearch
+from pimflow.placement.solvers.plan_search import RELATIVE_TOLERANCE, FrontPlan, PlanSearch
 from pimflow.placement.solvers.solution import LATENCY
 
-# Figures that differ by a smaller share are equal: times are summed in different orders.
-RELATIVE_TOLERANCE = 1e-9
 # Without a bound on memory, the front has every plan that is better than the others by more than this share.
 TOLERANCE = 1e-3
 BUDGETS = 8  # memory budgets, from the minimum to the memory of the fastest plan
 CORNERS = 3  # plans for each budget, beside the fastest and that of minimum energy
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontPlan:
-    """A plan of a front.
-
-    Attributes
-    ----------
-    evaluate : callable
-        Evaluates the plan, which takes longer than the search.
-    memory_bytes : int
-        Of the pool of tensors (`plan_memory.PlanMemory`).
-    weight_bytes : int
-        Of the weights that the GPU reads, which are not in the pool.
-    """
-
-    candidates: tuple[Candidate, ...]
-    evaluate: Callable[[], EvaluatedPlan] = field(repr=False)
-    latency_ns: float
-    energy_pj: float
-    memory_bytes: int
-    weight_bytes: int
-
-    @property
-    def figures(self) -> tuple[float, float, int]:
-        """The figures that fronts compare; less is better."""
-        return self.latency_ns, self.energy_pj, self.memory_bytes
-
-    def dominates(self, plan: FrontPlan) -> bool:
-        """Whether it is at least as good as `plan` in every figure, and better in one."""
-        pairs = list(zip(self.figures, plan.figures))
-        return all(a <= b * (1 + RELATIVE_TOLERANCE) for a, b in pairs) and any(
-            a < b * (1 - RELATIVE_TOLERANCE) for a, b in pairs
-        )
 
 
 def front(
@@ -84,12 +47,12 @@ def front(
     """
     if points is not None and points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
-    all_plans = [_from_evaluated(plan) for plan in extra_plans if search.allows(plan)]
-    all_plans += [_from_label(search, label) for label in search.front(TOLERANCE)]
+    all_plans = [FrontPlan.from_evaluated(plan) for plan in extra_plans if search.allows(plan)]
+    all_plans += search.front(TOLERANCE)
     seconds = search.goal.search_seconds / (BUDGETS * (2 + CORNERS))
     quick_search = search.with_goal(replace(search.goal, search_seconds=seconds))
     for budget in _budgets(search):
-        all_plans += map(_from_evaluated, _corners(quick_search, budget))
+        all_plans += map(FrontPlan.from_evaluated, _corners(quick_search, budget))
     plans = pareto_plans(all_plans)
     if points is None:
         return tuple(plans)
@@ -142,32 +105,6 @@ def pareto_plans(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
 
 def _is_same(first: FrontPlan, second: FrontPlan) -> bool:
     return all(abs(a - b) <= RELATIVE_TOLERANCE * abs(b) for a, b in zip(first.figures, second.figures))
-
-
-def _from_label(search: PlanSearch, label: FrontLabel) -> FrontPlan:
-    return FrontPlan(
-        candidates=label.candidates,
-        evaluate=lambda: search.front_plan(label),
-        latency_ns=label.latency_ns,
-        energy_pj=label.energy_pj,
-        memory_bytes=label.memory_bytes,
-        weight_bytes=_weight_bytes(label.candidates),
-    )
-
-
-def _from_evaluated(plan: EvaluatedPlan) -> FrontPlan:
-    return FrontPlan(
-        candidates=plan.solution.candidates,
-        evaluate=lambda: plan,
-        latency_ns=plan.evaluation.latency_ns,
-        energy_pj=plan.evaluation.energy_pj,
-        memory_bytes=plan.memory_bytes,
-        weight_bytes=_weight_bytes(plan.solution.candidates),
-    )
-
-
-def _weight_bytes(candidates: Iterable[Candidate]) -> int:
-    return sum(candidate.footprint.filter_bytes for candidate in candidates)
 
 
 def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:

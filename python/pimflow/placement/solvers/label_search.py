@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import native
@@ -28,7 +30,7 @@ class SearchQuery:
 
     Attributes
     ----------
-    criteria : sequence of Criterion
+    criteria : tuple of Criterion
         The first is minimised, unless memory is; all are bounded.
     counts_memory : bool
         Whether the peaks of the pools count, one pool for each set of channels.
@@ -50,7 +52,7 @@ class SearchQuery:
         Time after which labels are dropped; a plan and a bound are found even so.
     """
 
-    criteria: Sequence[Criterion]
+    criteria: tuple[Criterion, ...]
     counts_memory: bool = False
     minimises_memory: bool = False
     only_gpu: bool = False
@@ -90,23 +92,17 @@ class Labels:
     max_labels: int = field(repr=False)
 
 
+def _table(record: native.Record, sources: Sequence[object]) -> np.ndarray:
+    """A record of each source, of its attributes; infinite ones are `INFINITE`."""
+    rows = [[min(getattr(source, name), INFINITE) for name in record.fields] for source in sources]
+    return record.table(record.fields, rows)
+
+
 def search(problem: PlacementProblem, query: SearchQuery) -> Labels:
     """Answer `query`; without plans if none is within the bounds."""
     import tvm_ffi
 
-    options = _OPTIONS.row(
-        **{name: getattr(query, name) for name in ("counts_memory", "minimises_memory", "only_gpu", "front")},
-        **{name: getattr(query, name) for name in ("max_labels", "compared_labels")},
-    )
-    limits = _LIMITS.row(
-        **{
-            name: min(getattr(query, name), INFINITE)
-            for name in ("max_memory_bytes", "capacity_bytes", "seconds")
-        }
-    )
-    names = [criterion_field.name for criterion_field in fields(Criterion)]
-    rows = [[min(getattr(criterion, name), INFINITE) for name in names] for criterion in query.criteria]
-    tables = (options, limits, _CRITERION.table(names, rows))
+    tables = (_table(_OPTIONS, [query]), _table(_LIMITS, [query]), _table(_CRITERION, query.criteria))
     answer = _search(problem.native, *map(tvm_ffi.from_dlpack, tables))
     return Labels(
         plans=tuple(

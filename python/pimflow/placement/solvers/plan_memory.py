@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
@@ -41,8 +41,6 @@ class PlanMemory:
         Storage type of tensors.
     table : CostTable, optional
         Its transforms make copies; without it there are none.
-    tensors : Liveness, optional
-        Lifetimes of the tensors over the regions, by default those of `graph` without its inputs.
     only : frozenset of str, optional
         Regions whose results and candidates' buffers count; all if None.
     """
@@ -50,25 +48,19 @@ class PlanMemory:
     graph: RegionGraph
     dtype: str
     table: CostTable | None = None
-    tensors: Liveness | None = None
     only: frozenset[str] | None = None
-    _spans: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
+    _live_bytes: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     @functools.cached_property
     def liveness(self) -> Liveness:
-        """Lifetimes of the tensors that count, over the regions."""
-        live = self.tensors or self._graph_liveness()
-        counted = tuple(life for life in live.lifetimes if self._is_counted(life.name))
-        return Liveness(steps=live.steps, lifetimes=counted)
-
-    def _graph_liveness(self) -> Liveness:
+        """Lifetimes over the regions of the results that count."""
         live = self.graph.liveness(self.dtype)
-        results = (life for life in live.lifetimes if not life.name.startswith("%"))
         stored = tuple(
             replace(life, size_bytes=align_up(max(life.size_bytes, self._output_bytes.get(life.name, 0))))
-            for life in results
+            for life in live.lifetimes
+            if not life.name.startswith("%") and self._is_counted(life.name)
         )
         return Liveness(steps=live.steps, lifetimes=stored)
 
@@ -113,22 +105,16 @@ class PlanMemory:
         """Bytes of a tensor in the pool, aligned."""
         return self._aligned_bytes[tensor]
 
-    def span(self, candidate: Candidate) -> LiveBytes:
+    def live_bytes(self, candidate: Candidate) -> LiveBytes:
         """Bytes of the tensors that are live while `candidate` does its regions."""
         begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        key = (
-            begin,
-            count,
-            candidate.fuses_regions,
-            tuple(sorted(self.size_overrides_bytes(candidate).items())),
-        )
-        if key not in self._spans:
+        overrides = tuple(sorted(self.size_overrides_bytes(candidate).items()))
+        key = (begin, count, candidate.fuses_regions, overrides)
+        if key not in self._live_bytes:
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
-            live = self.liveness
-            if self.size_overrides_bytes(candidate):
-                live = replace(live, lifetimes=self.lifetimes(candidate))
-            self._spans[key] = live.live_range_bytes(begin, begin + count, inside)
-        return self._spans[key]
+            live = replace(self.liveness, lifetimes=self.lifetimes(candidate))
+            self._live_bytes[key] = live.live_range_bytes(begin, begin + count, inside)
+        return self._live_bytes[key]
 
     def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
         """Lifetimes of all results, in their sizes if `candidate` does its regions."""
@@ -154,68 +140,49 @@ class PlanMemory:
             if growth
         }
 
-    def candidate_peak_bytes(
-        self,
-        candidate: Candidate,
-        deferred_epilogues: Collection[str] = (),
-        copied_tensors: Sequence[str] = (),
-    ) -> int:
-        """Peak bytes that are live while `candidate` runs.
-
-        Parameters
-        ----------
-        deferred_epilogues : collection of str
-            Regions before it with deferred epilogues, whether or not it does these.
-        copied_tensors : sequence of str
-            Inputs that are copied to another layout, in the order of the copies.
-        """
-        span, position = self.span(candidate), self._order[candidate.covers[0]]
+    def peak_bytes(self, candidate: Candidate, state: PlanState) -> int:
+        """Peak bytes that are live while `candidate` runs in `state`, first while it copies its inputs."""
+        live, position = self.live_bytes(candidate), self._order[candidate.covers[0]]
         copies, peak_bytes = 0, 0
-        for tensor in copied_tensors:
-            peak_bytes = max(peak_bytes, span.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor])
-            copies += self.copy_bytes(tensor, position)
+        transforms = (
+            plan_state.layout_transforms(self.graph, self.table, candidate, state) if self.table else {}
+        )
+        for tensor, task in transforms.items():
+            if task.launched:  # others make no copy
+                peak_bytes = max(
+                    peak_bytes, live.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor]
+                )
+                copies += self.copy_bytes(tensor, position)
         moments = (
             replace(moment, own_bytes=self.buffer_bytes(candidate, moment))
             for moment in candidate.footprint.run_moments
         )
-        peak_bytes = max(peak_bytes, max(map(span.moment_bytes, moments)) + copies)
-        return (
-            peak_bytes
-            + self._epilogue_operand_bytes(position, deferred_epilogues)
-            + self._epilogue_result_bytes(candidate, deferred_epilogues)
-        )
+        peak_bytes = max(peak_bytes, max(map(live.moment_bytes, moments)) + copies)
+        return peak_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
         return self._aligned_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
-    def peak_bytes_in_state(self, candidate: Candidate, state: PlanState) -> int:
-        """`candidate_peak_bytes` of `candidate` in `state`."""
-        copy_tasks: dict[str, Task] = {}
-        if self.table and self.table.transforms:
-            transform_tasks = plan_state.layout_transforms(self.graph, self.table, candidate, state)
-            # others make no copy
-            copy_tasks = {name: task for name, task in transform_tasks.items() if task.launched}
-        return self.candidate_peak_bytes(candidate, state.deferred_epilogues, tuple(copy_tasks))
+    def _epilogue_bytes(
+        self, candidate: Candidate, position: int, deferred_epilogues: Collection[str]
+    ) -> int:
+        """Bytes for deferred epilogues while `candidate` runs.
 
-    def _epilogue_result_bytes(self, candidate: Candidate, deferred_epilogues: Collection[str]) -> int:
-        """Bytes of earlier results that `candidate` completes and stores, since others need them too."""
-        if not deferred_epilogues or not candidate.fuses_epilogue:
-            return 0  # deferred epilogues are done in place before it
-        fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(deferred_epilogues)
-        return sum(self._aligned_bytes[name] for name in fused_regions if self.graph.is_shared(name))
-
-    def _epilogue_operand_bytes(self, position: int, deferred_epilogues: Collection[str]) -> int:
-        """Bytes of tensors that only deferred epilogues of `deferred_epilogues` regions keep live at
-        `position`.
+        These are tensors that only such epilogues keep live, and earlier results that it completes and
+        stores, since others need them too. If it does not fuse epilogues, they are done in place before it.
         """
-        operands = {
-            name
-            for region in deferred_epilogues
-            for name in self.graph.region(region).inputs[self.graph.region(region).operands :]
-            if name in self._order
-        }
-        return sum(self._aligned_bytes[name] for name in operands if self._ends.get(name, 0) <= position)
+        if not deferred_epilogues:
+            return 0
+        regions = (self.graph.region(name) for name in deferred_epilogues)
+        operands = {name for region in regions for name in region.inputs[region.operands :]}
+        held = [name for name in operands if name in self._order and self._ends.get(name, 0) <= position]
+        if candidate.fuses_epilogue:
+            fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(
+                deferred_epilogues
+            )
+            held += filter(self.graph.is_shared, fused_regions)
+        return sum(self._aligned_bytes[name] for name in held)
 
     def pool_bytes(self, candidates: Sequence[Candidate]) -> int:
         """Bytes of the pool of a plan of `candidates`."""
@@ -236,7 +203,9 @@ class PlanMemory:
             place: frozenset(n for n, tensor_set in sets.items() if tensor_set == place)
             for place in ChannelSet
         }
-        parts = {place: replace(self, only=names, _spans={}) for place, names in members.items() if names}
+        parts = {
+            place: replace(self, only=names, _live_bytes={}) for place, names in members.items() if names
+        }
         peaks = {place: part.peak_live_bytes(candidates) for place, part in parts.items()}
         return {place: size for place, size in peaks.items() if size}
 
@@ -244,8 +213,6 @@ class PlanMemory:
         state, halves = PlanState(), set[str]()
         for candidate in candidates:
             halves &= state.deferred_epilogues
-            yield self.peak_bytes_in_state(candidate, state) + sum(
-                self._aligned_bytes[name] for name in halves
-            )
+            yield self.peak_bytes(candidate, state) + sum(self._aligned_bytes[name] for name in halves)
             state = plan_state.next_state(self.graph, candidate, state)
             halves |= {candidate.covers[-1]} if candidate.defers_partial_sum else set()

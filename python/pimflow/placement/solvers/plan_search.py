@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable
@@ -21,18 +22,45 @@ from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion, Soluti
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontLabel:
-    """A plan of a front, with the figures of the label search."""
+class FrontPlan:
+    """A plan of a front.
 
+    Attributes
+    ----------
+    evaluate : callable
+        Evaluates the plan, which takes longer than the search.
+    memory_bytes : int
+        Of the pool of tensors (`plan_memory.PlanMemory`).
+    """
+
+    candidates: tuple[Candidate, ...]
+    evaluate: Callable[[], EvaluatedPlan] = field(repr=False)
     latency_ns: float
     energy_pj: float
     memory_bytes: int
-    label: Label = field(repr=False)
-    query: SearchQuery = field(repr=False)
+
+    @classmethod
+    def from_evaluated(cls, plan: EvaluatedPlan) -> FrontPlan:
+        """A plan that is evaluated already."""
+        return cls(
+            candidates=plan.solution.candidates,
+            evaluate=lambda: plan,
+            latency_ns=plan.evaluation.latency_ns,
+            energy_pj=plan.evaluation.energy_pj,
+            memory_bytes=plan.memory_bytes,
+        )
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        return self.label.candidates
+    def figures(self) -> tuple[float, float, int]:
+        """The figures that fronts compare; less is better."""
+        return self.latency_ns, self.energy_pj, self.memory_bytes
+
+    def dominates(self, plan: FrontPlan) -> bool:
+        """Whether it is at least as good as `plan` in every figure, and better in one."""
+        pairs = list(zip(self.figures, plan.figures))
+        return all(a <= b * (1 + RELATIVE_TOLERANCE) for a, b in pairs) and any(
+            a < b * (1 - RELATIVE_TOLERANCE) for a, b in pairs
+        )
 
 
 class PlanSearch:
@@ -52,7 +80,7 @@ class PlanSearch:
         self._is_gpu_only = not any(
             c.uses_pim for candidates in table.candidates.values() for c in candidates
         )
-        self._labels: dict[object, Labels] = {}
+        self._labels: dict[SearchQuery, Labels] = {}
 
     def with_goal(self, goal: Goal) -> PlanSearch:
         """The search of the same plans for another goal."""
@@ -73,42 +101,29 @@ class PlanSearch:
     def minimum(self, criterion: Criterion, max_memory_bytes: float = math.inf) -> EvaluatedPlan | None:
         """The plan of minimum `criterion` within the bounds; None if there is none."""
         memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
-        query = self._query([criterion], max_memory_bytes=memory_limit)
-        plan = self._best_plan(query)
-        if plan and not self._fits_channels(plan):
-            plan = self._best_plan(self._with_capacity(query))
-        return plan
+        return self._best_fitting_plan(self._query((criterion,), max_memory_bytes=memory_limit))
 
     def _good_plans(self, criterion: Criterion) -> list[EvaluatedPlan]:
         """At most one plan of a small `criterion` within the bounds, by a search that drops most labels."""
         memory_limit = self.goal.max_memory_bytes or math.inf
-        query = replace(self._query([criterion], memory_limit), max_labels=GOOD_PLAN_LABELS)
+        query = replace(self._query((criterion,), memory_limit), max_labels=GOOD_PLAN_LABELS)
         plan = self._best_plan(query)
         return [plan] if plan and self._fits_channels(plan) else []
 
     def smallest(self) -> EvaluatedPlan | None:
         """The fastest of the plans of minimum memory within the bounds."""
-        query = replace(self._query([]), counts_memory=True, minimises_memory=True)
-        plan = self._best_plan(query)
-        if plan and not self._fits_channels(plan):
-            plan = self._best_plan(self._with_capacity(query))
+        plan = self._best_fitting_plan(replace(self._query(()), counts_memory=True, minimises_memory=True))
         return plan and self.minimum(LATENCY, plan.memory_bytes)
 
     @property
     def latency_bound_ns(self) -> float:
         """A lower bound of the latency of all plans, whether or not they keep to the bounds."""
-        return self._solve(self._query_without_bounds([LATENCY])).bound
+        return self._solve(self._query_without_bounds((LATENCY,))).bound
 
-    def best_without_bounds(self, criterion: Criterion) -> EvaluatedPlan:
-        """The best plan without bounds."""
-        plan = self._best_plan(self._query_without_bounds([criterion]))
-        assert plan  # the GPU alone needs no other candidates
-        return plan
-
-    def _query_without_bounds(self, criteria: Sequence[Criterion]) -> SearchQuery:
+    def _query_without_bounds(self, criteria: tuple[Criterion, ...]) -> SearchQuery:
         return SearchQuery(criteria=criteria, only_gpu=self._is_gpu_only, seconds=self.goal.search_seconds)
 
-    def _query(self, criteria: Sequence[Criterion], max_memory_bytes: float = math.inf) -> SearchQuery:
+    def _query(self, criteria: tuple[Criterion, ...], max_memory_bytes: float = math.inf) -> SearchQuery:
         """The query for `criteria` within the bounds of the goal."""
         goal, bounds = self.goal, list[Criterion]()
         if goal.max_latency_ns:
@@ -117,7 +132,7 @@ class PlanSearch:
             bounds.append(replace(self.energy, upper_bound=goal.max_energy_pj * (1 + ROUNDING)))
         if goal.max_error is not None:
             bounds.append(replace(ERROR, upper_bound=goal.max_error + ROUNDING))
-        query = self._query_without_bounds([*criteria, *bounds])
+        query = self._query_without_bounds((*criteria, *bounds))
         if math.isinf(max_memory_bytes):
             return query
         return replace(query, counts_memory=True, max_memory_bytes=max_memory_bytes)
@@ -127,20 +142,24 @@ class PlanSearch:
         capacity = channel_bytes(self.system)
         rows = Criterion(per_row_byte=1.0, upper_bound=capacity)
         rows_and_filters = Criterion(per_row_byte=1.0, per_filter_byte=1.0)
-        criteria = [*query.criteria, rows, rows_and_filters]
+        criteria = (*query.criteria, rows, rows_and_filters)
         return replace(query, criteria=criteria, counts_memory=True, capacity_bytes=capacity)
 
     def _solve(self, query: SearchQuery) -> Labels:
-        key = (tuple(query.criteria), *(getattr(query, name) for name in _QUERY_FIELDS))
-        if key not in self._labels:
-            self._labels[key] = search(self.problem, query)
-        return self._labels[key]
+        if query not in self._labels:
+            self._labels[query] = search(self.problem, query)
+        return self._labels[query]
 
     def _pool_queries(self, query: SearchQuery) -> list[SearchQuery]:
         """`query` and, if memory counts, that for plans without PIM, which have a single pool."""
         if not query.counts_memory or self._is_gpu_only:
             return [query]
         return [query, replace(query, only_gpu=True)]
+
+    def _best_fitting_plan(self, query: SearchQuery) -> EvaluatedPlan | None:
+        """The best plan of those that fit PIM's channels, which are searched only if the best does not."""
+        plan = self._best_plan(query)
+        return plan if not plan or self._fits_channels(plan) else self._best_plan(self._with_capacity(query))
 
     def _best_plan(self, query: SearchQuery) -> EvaluatedPlan | None:
         answers = [(pool_query, self._solve(pool_query)) for pool_query in self._pool_queries(query)]
@@ -162,7 +181,7 @@ class PlanSearch:
         if query.minimises_memory:
             return None
         objective, *bounds = query.criteria
-        plan = self._best_plan(replace(query, criteria=bounds, minimises_memory=True))
+        plan = self._best_plan(replace(query, criteria=tuple(bounds), minimises_memory=True))
         if plan is None:
             return None
         latency_ns, static_pj = plan.evaluation.latency_ns, self.energy.per_ns * plan.evaluation.latency_ns
@@ -245,14 +264,14 @@ class PlanSearch:
         best = min(plans, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (min_pj**2 / product, product / min_ns**2)
-        criteria = [
+        criteria = tuple(
             replace(
                 self.energy_latency_sum(per_ns),
                 upper_bound=max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
                 * (1 + ROUNDING),
             )
             for per_ns in weights
-        ]
+        )
         query = self._query(criteria, max_memory_bytes=self.goal.max_memory_bytes or math.inf)
         query = replace(query, front=True)
         if not self._fits_channels(best):
@@ -279,7 +298,7 @@ class PlanSearch:
         solution = Solution(candidates=best.solution.candidates, value=product, bound=min(bound, product))
         return replace(best, solution=solution)
 
-    def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontLabel]:
+    def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontPlan]:
         """Plans within the bounds, among them the Pareto front of latency and energy.
 
         For any plan there is one in the result that exceeds it by at most the share `tolerance` in both.
@@ -293,47 +312,37 @@ class PlanSearch:
             (LATENCY, fastest.evaluation.latency_ns, frugal.evaluation.latency_ns),
             (self.energy, frugal.evaluation.energy_pj, fastest.evaluation.energy_pj),
         )
-        criteria = [
+        criteria = tuple(
             replace(
                 criterion, upper_bound=max_value * (1 + ROUNDING), tolerance=tolerance * min_value / positions
             )
             for criterion, min_value, max_value in ends
-        ]
+        )
         memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
         query = replace(self._query(criteria, memory_limit), front=True)
         if not (self._fits_channels(fastest) and self._fits_channels(frugal)):
             query = self._with_capacity(query)
         return [
-            FrontLabel(
+            FrontPlan(
+                candidates=label.candidates,
+                evaluate=functools.partial(self._front_plan, label, pool_query),
                 latency_ns=label.latency_ns,
                 energy_pj=label.values[1],
                 memory_bytes=self.memory.pool_bytes(label.candidates),
-                label=label,
-                query=pool_query,
             )
             for pool_query in self._pool_queries(query)
             for label in self._solve(pool_query).plans
         ]
 
-    def front_plan(self, plan: FrontLabel) -> EvaluatedPlan:
-        """Evaluate a plan of a front."""
-        solution = Solution(candidates=plan.label.candidates, value=plan.latency_ns, bound=plan.latency_ns)
-        return self._certify(solution, plan.label, plan.query)
+    def _front_plan(self, label: Label, query: SearchQuery) -> EvaluatedPlan:
+        solution = Solution(candidates=label.candidates, value=label.latency_ns, bound=label.latency_ns)
+        return self._certify(solution, label, query)
 
     def energy_latency_sum(self, per_ns: float) -> Criterion:
         """The criterion of energy plus `per_ns` times the latency."""
         return replace(self.energy, per_ns=self.energy.per_ns + per_ns)
 
 
-RELATIVE_TOLERANCE = 1e-9
 GOOD_PLAN_LABELS = 100  # at a position
-_QUERY_FIELDS = (
-    "counts_memory",
-    "minimises_memory",
-    "only_gpu",
-    "front",
-    "max_memory_bytes",
-    "capacity_bytes",
-    "max_labels",
-    "seconds",
-)
+# Figures that differ by a smaller share are equal: times are summed in different orders.
+RELATIVE_TOLERANCE = 1e-9

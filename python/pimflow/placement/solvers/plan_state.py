@@ -7,7 +7,7 @@ the evaluator: so they cannot disagree about transitions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
@@ -15,7 +15,7 @@ from pimflow.core.region import APPEND, Region, RegionGraph
 from pimflow.core.rewrite import PipelineRewrite
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, TensorPlacement
 from pimflow.placement.solvers import launches
-from pimflow.placement.solvers.launches import Launching, OutstandingWork, Running
+from pimflow.placement.solvers.launches import Running, charged_tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,22 +192,18 @@ def layout_transforms(
 
 
 def tasks_in_context(
-    table: CostTable,
-    candidate: Candidate,
-    deferred_epilogues: Sequence[str],
-    continues: bool,
-    switches_mode: bool = False,
+    graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
 ) -> tuple[Task, ...]:
-    """The tasks of `candidate` with the deferred epilogues of `deferred_epilogues` regions, but for
-    transforms.
+    """The tasks of `candidate` in `state`, with deferred epilogues and whole launches, but for transforms.
 
-    If `continues`, it continues a PIM submission. If `switches_mode`, its first task switches the channels
-    that have PIM, once its operands are there; a PIM launch overlaps that (`overlap_first_launch`).
+    If the channels that have PIM must be switched, its first task does so once its operands are there; a PIM
+    launch overlaps that (`overlap_first_launch`).
     """
-    transitions = [table.transition(name, candidate).task for name in deferred_epilogues]
-    if continues:
+    fused_regions = sorted(state.deferred_epilogues.intersection(results_read(graph, candidate)))
+    transitions = [table.transition(name, candidate).task for name in fused_regions]
+    if continues_submission(graph, candidate, state):
         candidate = candidate.with_shared_submission()
-    if switches_mode and table.switch.task:
+    if needs_mode_switch(candidate, state) and table.switch.task:
         candidate = candidate.with_first_task(table.switch.task)
     own_tasks = candidate.tasks if table.overlaps_launches else overlap_first_launch(candidate.tasks)
     return _prepend_tasks([task for task in transitions if task], own_tasks)
@@ -227,94 +223,6 @@ def _prepend_tasks(preceding: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredecessorState:
-    """The part of a state that decides the tasks of a candidate, but for transforms.
-
-    Attributes
-    ----------
-    deferred_epilogues : tuple of str
-        Regions whose deferred epilogues it fuses, or has done before it.
-    continues_submission, switches_mode : bool
-        Whether it may continue a PIM submission, and whether PIM's channels must be switched.
-    follows : bool or None
-        Whether its tasks wait for all work in progress; None if launches are not issued ahead.
-    """
-
-    deferred_epilogues: tuple[str, ...]
-    continues_submission: bool
-    switches_mode: bool
-    follows: bool | None
-
-    @classmethod
-    def from_state(cls, graph: RegionGraph, candidate: Candidate, state: PlanState) -> PredecessorState:
-        """The predecessor state of `candidate` in `state`."""
-        follows = None
-        if state.running is not None:
-            late_names = late_inputs(graph, candidate, state.deferred_epilogues)
-            early_names = (name for name in candidate_inputs(graph, candidate) if name not in late_names)
-            follows = state.running.awaited_region in (launches.BEGIN, *early_names)
-        return cls(
-            deferred_epilogues=tuple(
-                sorted(state.deferred_epilogues.intersection(results_read(graph, candidate)))
-            ),
-            continues_submission=continues_submission(graph, candidate, state),
-            switches_mode=needs_mode_switch(candidate, state),
-            follows=follows,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TasksInContext:
-    """The tasks of a candidate after a predecessor state, but for transforms.
-
-    Attributes
-    ----------
-    outstanding : OutstandingWork or None
-        The work that they leave in progress; None if launches are not issued ahead.
-    longest_ns : mapping
-        By resource, the longest launch.
-    """
-
-    launching: Launching
-    outstanding: OutstandingWork | None
-    longest_ns: Mapping[str, float]
-
-    @classmethod
-    def from_predecessor(
-        cls, table: CostTable, candidate: Candidate, predecessor: PredecessorState
-    ) -> TasksInContext:
-        """The tasks of `candidate` after the predecessor state `predecessor`."""
-        tasks = tasks_in_context(
-            table,
-            candidate,
-            predecessor.deferred_epilogues,
-            predecessor.continues_submission,
-            predecessor.switches_mode,
-        )
-        launching, outstanding, longest_ns = Launching(tasks=tasks), None, table.longest_launch_ns
-        if predecessor.follows is not None:
-            launching = Launching.from_tasks(tasks, predecessor.follows)
-            awaited_tasks = tasks if candidate.tasks else ()
-            outstanding = OutstandingWork.from_tasks(
-                awaited_tasks, candidate.covers[-1], predecessor.follows, longest_ns
-            )
-        return cls(launching=launching, outstanding=outstanding, longest_ns=longest_ns)
-
-    def hidden_ns(self, running: Running | None) -> Callable[[str], float]:
-        """By resource, how much of its first launch overlaps the work of `running`."""
-        if running is None or self.outstanding is None:
-            return lambda resource: 0.0
-        follows = self.outstanding.follows
-        return lambda resource: running.hidden_ns(resource, follows)
-
-    def running_after(self, running: Running | None) -> Running | None:
-        """The work in progress after it."""
-        if running is None or self.outstanding is None:
-            return None
-        return running.advance(self.outstanding, self.longest_ns)
-
-
-@dataclass(frozen=True, kw_only=True)
 class StateTransition:
     """A candidate done in a state: its `tasks`, transitions included, and the state `next_state` it."""
 
@@ -326,15 +234,19 @@ class StateTransition:
         cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
     ) -> StateTransition:
         """The step of `candidate` from `state`."""
-        context = TasksInContext.from_predecessor(
-            table, candidate, PredecessorState.from_state(graph, candidate, state)
-        )
+        tasks = tasks_in_context(graph, table, candidate, state)
+        running, following_state = state.running, next_state(graph, candidate, state)
+        if running is not None:
+            late_names = late_inputs(graph, candidate, state.deferred_epilogues)
+            early_names = (name for name in candidate_inputs(graph, candidate) if name not in late_names)
+            follows = running.awaited_region in (launches.BEGIN, *early_names)
+            awaited_tasks = tasks if candidate.tasks else ()
+            following_state = replace(
+                following_state, running=running.advance(awaited_tasks, candidate.covers[-1], follows)
+            )
+            tasks = charged_tasks(tasks, follows, lambda resource: running.hidden_ns(resource, follows))
         transform_tasks = tuple(layout_transforms(graph, table, candidate, state).values())
-        tasks = context.launching.remaining_tasks(context.hidden_ns(state.running))
-        result_state = replace(
-            next_state(graph, candidate, state), running=context.running_after(state.running)
-        )
-        return cls(tasks=_prepend_tasks(transform_tasks, tasks), next_state=result_state)
+        return cls(tasks=_prepend_tasks(transform_tasks, tasks), next_state=following_state)
 
 
 def equivalence_key(candidate: Candidate) -> Hashable:

@@ -1,4 +1,4 @@
-"""A region graph and its cost table as arrays, the input of the search in C++ (``placement/src/problem.h``).
+"""A region graph and its cost table as tables, the input of the search in C++ (``placement/src/problem.h``).
 
 Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. Groups that read
 alike share a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -20,14 +19,13 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
 from pimflow.placement.solvers import plan_state
-from pimflow.placement.solvers.arrays import Arrays
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.reads import ReadCost, Reads
+from pimflow.placement.solvers.tables import Tables
 from pimflow.placement.solvers.view_aliases import ViewAliases
 
 _problem = native.get("pimflow.placement.problem")
-_HEADER = native.Record("pimflow.placement.problem_header")
 
 ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
 
@@ -73,11 +71,10 @@ class PlacementProblem:
     @functools.cached_property
     def native(self) -> Any:
         """The problem in C++."""
-        import tvm_ffi
 
-        arrays = Arrays()
-        self._append_regions(arrays)
-        transitions, readings = _Transitions(self, arrays), dict[Hashable, int]()
+        tables, readings = Tables(), dict[Hashable, int]()
+        transitions = _Transitions(self, tables)
+        self._append_regions(tables)
         for index, region in enumerate(self.graph.regions):
             if region.name not in self._order:
                 continue
@@ -92,58 +89,44 @@ class PlacementProblem:
                 )
                 groups.setdefault(key, []).append(candidate)
             for group in groups.values():
-                self._append_group(arrays, transitions, readings, index, group)
-        switch = self.table.switch.task
-        resources = self._resources
-        header = _HEADER.row(
-            positions=len(self._order),
-            resources=len(resources),
+                self._append_group(tables, transitions, readings, index, group)
+        switch, resources = self.table.switch.task, self._resources
+        tables.append(
+            "header",
             launches_ahead=self.table.overlaps_launches,
             pim=resources.get("pim", -1),
             crossbar=resources.get("crossbar", -1),
             switch_task=-1 if switch is None else transitions.number(switch),
         )
         longest = self.table.longest_launch_ns
-        arrays.reals["longest_launch_ns"] = [longest.get(resource, 0.0) for resource in resources]
-        for name in ("task", "transition"):
-            self._append_tasks(arrays, name, ())  # makes empty columns if there are no tasks
-        for name in ("reader", "reading_transition", "input_copy_order", *_OPERAND):
-            arrays.integers[name] += []
-        for name in ("input_copy_bytes", "access_ns", "access_pj"):
-            arrays.reals[name] += []
-        return _problem(tvm_ffi.from_dlpack(header), arrays.tensors())
+        tables.append_numbers("longest_launch_ns", (longest.get(resource, 0.0) for resource in resources))
+        return _problem(tables.tensors())
 
-    def _append_regions(self, arrays: Arrays) -> None:
+    def _append_regions(self, tables: Tables) -> None:
         lives = {life.name: life for life in self.memory.liveness.lifetimes}
         aliases: dict[str, int] = {}
-        arrays.integers["region_reader_begin"] = [0]
-        arrays.integers["region_layout_begin"] = [0]
         ends = [0, *itertools.accumulate(region.name in self._order for region in self.graph.regions)]
-        for region in self.graph.regions:
-            if region.name not in self._order:
-                continue
-            readers = sorted({self._order[name] for name in self._aliases.readers(region.name)})
-            arrays.integers["reader"] += readers
-            arrays.integers["region_reader_begin"].append(len(arrays.integers["reader"]))
-            life = lives.get(region.name)
+        for name in self._order:
+            readers = sorted({self._order[reader] for reader in self._aliases.readers(name)})
+            life = lives.get(name)
             stored_bytes = life.within_bytes + life.size_bytes if life else 0
-            for placement, changed_bytes in self._results[region.name]:
+            for placement, changed_bytes in self._results[name]:
                 size = stored_bytes if changed_bytes is None else changed_bytes
-                arrays.append("layout", set=_SETS.index(placement.channels), bytes=size)
-            arrays.integers["region_layout_begin"].append(len(arrays.integers["layout_set"]))
-            end = -1 if life is None else len(self._order) + 1 if life.pinned else ends[life.end]
-            arrays.append(
+                tables.append("layout", set=_SETS.index(placement.channels), bytes=size)
+            tables.append(
                 "region",
-                can_defer=int(region.name in self._can_defer),
-                is_shared=int(self.graph.is_shared(region.name)),
-                live_end=end,
+                can_defer=name in self._can_defer,
+                is_shared=self.graph.is_shared(name),
+                live_end=-1 if life is None else len(self._order) + 1 if life.pinned else ends[life.end],
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
-                tensor_bytes=self.memory.size_bytes(region.name),
+                tensor_bytes=self.memory.size_bytes(name),
+                reader_end=tables.append_numbers("reader", readers),
+                layout_end=tables.count("layout"),
             )
 
     def _append_group(
         self,
-        arrays: Arrays,
+        tables: Tables,
         transitions: _Transitions,
         readings: dict[Hashable, int],
         index: int,
@@ -154,7 +137,7 @@ class PlacementProblem:
         reading = self._reading_key(representative)
         if reading not in readings:
             readings[reading] = len(readings)
-            self._append_reading(arrays, transitions, index, representative)
+            self._append_reading(tables, transitions, index, representative)
         previous = graph.regions[index - 1].name if index else ""
         continues = (
             previous in self._order and graph.region(representative.covers[0]).first_result_input == previous
@@ -164,27 +147,27 @@ class PlacementProblem:
         is_dead_end = bool(representative.leaves_open) and self._aliases.begins_at(end)
         position = self._order[representative.covers[0]]
         may_switch = self.table.switch.task is not None
-        arrays.append(
+        for candidate in group:
+            self._append_candidate(tables, candidate)
+        tables.append(
             "group",
             begin=position,
             end=position + len(representative.covers),
-            reading=readings[reading],
+            reading_number=readings[reading],
             requires_open=self._open_alternatives[representative.requires_open],
             leaves_open=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
             required_mode=self._mode(may_switch, representative.channel_mode),
             final_mode=self._mode(may_switch, representative.final_channel_mode),
-            defers_epilogue=int(bool(representative.deferred_epilogue)),
-            keeps_submission_open=int(representative.keeps_submission_open),
-            continues=int(continues and any(candidate.begins_on_pim for candidate in group)),
-            is_dead_end=int(is_dead_end),
-            fuses_regions=int(representative.fuses_regions),
-            leaves_partial_sum=int(representative.defers_partial_sum),
-            fuses_epilogue=int(representative.fuses_epilogue),
+            defers_epilogue=bool(representative.deferred_epilogue),
+            keeps_submission_open=representative.keeps_submission_open,
+            continues=continues and any(candidate.begins_on_pim for candidate in group),
+            is_dead_end=is_dead_end,
+            fuses_regions=representative.fuses_regions,
+            leaves_partial_sum=representative.defers_partial_sum,
+            fuses_epilogue=representative.fuses_epilogue,
+            candidate_end=len(self.candidates),
         )
-        for candidate in group:
-            self._append_candidate(arrays, candidate)
-        arrays.end_row("group_candidate_begin", "candidate_on_gpu")
 
     @staticmethod
     def _reading_key(candidate: Candidate) -> Hashable:
@@ -199,32 +182,30 @@ class PlacementProblem:
         )
 
     def _append_reading(
-        self, arrays: Arrays, transitions: _Transitions, index: int, candidate: Candidate
+        self, tables: Tables, transitions: _Transitions, index: int, candidate: Candidate
     ) -> None:
         """Append what `candidate` and all of its reading key read, from region number `index` on."""
         reads = self._reads(candidate)
         resource = reads.transform_resource(candidate.name)
-        input_transforms = reads.input_transforms.values()
         is_first = self._order[candidate.covers[0]] == 0
         previous = self.graph.regions[index - 1].name if index else ""
-        arrays.append(
+        self._append_read_cost(tables, "input_cost", sum(reads.input_transforms.values(), _NO_TRANSFORM))
+        self._append_operands(tables, reads, index)
+        inner_addends = (self._order[name] for name in reads.addends.intersection(candidate.covers))
+        epilogues = (self.table.transition(name, candidate).task for name in reads.deferrable)
+        tables.append(
             "reading",
-            is_possible=int(all(transform.is_possible for transform in input_transforms)),
-            reads_previous=int(is_first or self._aliases.reads_previous(index, reads.names)),
-            previous_is_late=int(previous in reads.late),
+            reads_previous=is_first or self._aliases.reads_previous(index, reads.names),
+            previous_is_late=previous in reads.late,
             transform_resource=self._resources[resource] if resource else -1,
-            transform_ns=sum(transform.ns for transform in input_transforms),
-            transform_pj=sum(transform.pj for transform in input_transforms),
+            operand_end=tables.count("operand"),
+            transition_end=tables.append_numbers(
+                "reading_transition",
+                (-1 if task is None else transitions.number(task) for task in epilogues),
+            ),
+            input_copy_end=tables.count("input_copy"),
+            inner_addend_end=tables.append_numbers("inner_addend", sorted(inner_addends)),
         )
-        self._append_operands(arrays, reads, index)
-        arrays.integers["inner_addend"] += sorted(
-            self._order[name] for name in reads.addends.intersection(candidate.covers)
-        )
-        for name in reads.deferrable:
-            task = self.table.transition(name, candidate).task
-            arrays.integers["reading_transition"].append(-1 if task is None else transitions.number(task))
-        for offsets, column in _READING_OFFSETS.items():
-            arrays.end_row(offsets, column)
 
     def _reads(self, candidate: Candidate) -> Reads:
         """What a candidate reads, and what it costs to read it."""
@@ -249,76 +230,67 @@ class PlacementProblem:
             },
             result_transforms={
                 region: [
-                    functools.reduce(
-                        operator.add, (self._result_transform(name, placement, candidate) for name in read)
-                    )
-                    for placement, _ in self._results[region]
+                    sum((self._result_transform(name, place, candidate) for name in read), _NO_TRANSFORM)
+                    for place, _ in self._results[region]
                 ]
                 for region, read in regions.items()
             },
         )
 
-    def _append_operands(self, arrays: Arrays, reads: Reads, index: int) -> None:
+    def _append_operands(self, tables: Tables, reads: Reads, index: int) -> None:
         for name, transform in reads.input_transforms.items():
             if transform.is_copy:
                 size = self.memory.size_bytes(name)
-                arrays.append("input_copy", order=reads.names.index(name), bytes=size)
+                tables.append("input_copy", order=reads.names.index(name), bytes=size)
         for name, read_names in reads.regions.items():
-            deferrable, transforms = reads.deferrable, reads.result_transforms[name]
-            arrays.append(
+            tables.append(
                 "operand",
                 region=self._order[name],
                 order=reads.names.index(read_names[0]),
-                is_late=int(reads.late.issuperset(read_names)),
-                is_result=int(not reads.results.isdisjoint(read_names)),
-                is_addend=int(name in reads.addends),
-                deferred=deferrable.index(name) if name in deferrable else -1,
-                copy_outlives_source=int(self.memory.copy_bytes(name, index) > 0),
+                is_late=reads.late.issuperset(read_names),
+                is_result=not reads.results.isdisjoint(read_names),
+                is_addend=name in reads.addends,
+                deferred=reads.deferrable.index(name) if name in reads.deferrable else -1,
+                copy_outlives_source=self.memory.copy_bytes(name, index) > 0,
             )
-            arrays.integers["access_is_possible"] += [int(transform.is_possible) for transform in transforms]
-            arrays.integers["access_is_copied"] += [int(transform.is_copy) for transform in transforms]
-            arrays.reals["access_ns"] += [transform.ns for transform in transforms]
-            arrays.reals["access_pj"] += [transform.pj for transform in transforms]
+            for transform in reads.result_transforms[name]:
+                self._append_read_cost(tables, "access", transform)
 
-    def _append_candidate(self, arrays: Arrays, candidate: Candidate) -> None:
+    @staticmethod
+    def _append_read_cost(tables: Tables, table: str, cost: ReadCost) -> None:
+        tables.append(table, is_possible=cost.is_possible, is_copied=cost.is_copy, ns=cost.ns, pj=cost.pj)
+
+    def _append_candidate(self, tables: Tables, candidate: Candidate) -> None:
         self.candidates.append(candidate)
-        arrays.append(
+        for task in candidate.tasks:
+            self._append_task(tables, "task", task)
+        for moment in candidate.footprint.run_moments:
+            buffer_bytes = self.memory.buffer_bytes(candidate, moment)
+            tables.append("step", buffer_bytes=buffer_bytes, reads=moment.reads, writes=moment.writes)
+        tables.append(
             "candidate",
             error=candidate.alternative.error,
             row_bytes=candidate.footprint.bank_rows * self._row_bytes,
             filter_bytes=candidate.footprint.filter_bytes,
-            on_gpu=int(not candidate.uses_pim),
-            plain_memory=int(uses_plain_memory(candidate)),
-            continues=int(candidate.begins_on_pim),
+            on_gpu=not candidate.uses_pim,
+            plain_memory=uses_plain_memory(candidate),
+            continues=candidate.begins_on_pim,
+            task_end=tables.count("task"),
+            step_end=tables.count("step"),
         )
-        self._append_tasks(arrays, "task", candidate.tasks)
-        arrays.end_row("candidate_task_begin", "task_resource")
-        for moment in candidate.footprint.run_moments:
-            buffer_bytes = self.memory.buffer_bytes(candidate, moment)
-            arrays.append(
-                "step", buffer_bytes=buffer_bytes, reads=int(moment.reads), writes=int(moment.writes)
-            )
-        arrays.end_row("candidate_step_begin", "step_reads")
 
-    def _append_tasks(self, arrays: Arrays, name: str, tasks: Iterable[Task]) -> None:
-        columns, reals = arrays.integers, arrays.reals
-        begins = columns[f"{name}_after_begin"]
-        if not begins:
-            begins.append(0)
-            for column in ("resource", "also", "launched", "readies_channels", "after"):
-                columns[f"{name}_{column}"] += []
-            for column in ("launch_ns", "execution_ns", "energy_pj"):
-                reals[f"{name}_{column}"] += []
-        for task in tasks:
-            columns[f"{name}_resource"].append(self._resources[task.resource])
-            columns[f"{name}_also"].append(sum(1 << self._resources[resource] for resource in task.also))
-            columns[f"{name}_launched"].append(int(task.launched))
-            columns[f"{name}_readies_channels"].append(int(task.readies_channels))
-            columns[f"{name}_after"] += task.after
-            begins.append(len(columns[f"{name}_after"]))
-            reals[f"{name}_launch_ns"].append(task.launch_ns)
-            reals[f"{name}_execution_ns"].append(task.execution_ns)
-            reals[f"{name}_energy_pj"].append(task.energy_pj)
+    def _append_task(self, tables: Tables, table: str, task: Task) -> None:
+        tables.append(
+            table,
+            resource=self._resources[task.resource],
+            also=sum(1 << self._resources[resource] for resource in task.also),
+            launch_ns=task.launch_ns,
+            execution_ns=task.execution_ns,
+            energy_pj=task.energy_pj,
+            launched=task.launched,
+            readies_channels=task.readies_channels,
+            after_end=tables.append_numbers(f"{table}_after", task.after),
+        )
 
     def plan(self, numbers: Iterable[int]) -> tuple[Candidate, ...]:
         """The plan with the candidates of these numbers, in order."""
@@ -344,29 +316,18 @@ class PlacementProblem:
 _NO_TRANSFORM = ReadCost()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++
-_OPERAND = (
-    *(f"operand_{name}" for name in ("region", "order", "is_late", "is_result", "is_addend", "deferred")),
-    *("operand_copy_outlives_source", "access_is_possible", "access_is_copied"),
-)
-# By column of offsets where the rows of a reading begin, the column that it indexes.
-_READING_OFFSETS = {
-    "reading_operand_begin": "operand_region",
-    "reading_transition_begin": "reading_transition",
-    "reading_input_copy_begin": "input_copy_order",
-    "reading_inner_addend_begin": "inner_addend",
-}
 
 
 class _Transitions:
     """The tasks of transitions between candidates, each stored once."""
 
-    def __init__(self, problem: PlacementProblem, arrays: Arrays):
-        self.problem, self.arrays = problem, arrays
+    def __init__(self, problem: PlacementProblem, tables: Tables):
+        self.problem, self.tables = problem, tables
         self._numbers: dict[int, int] = {}
 
     def number(self, task: Task) -> int:
         """The number of a task, which is appended if it is new."""
         if id(task) not in self._numbers:
             self._numbers[id(task)] = len(self._numbers)
-            self.problem._append_tasks(self.arrays, "transition", (task,))
+            self.problem._append_task(self.tables, "transition", task)
         return self._numbers[id(task)]

@@ -72,7 +72,7 @@ void LabelSearch::PrepareGroupBounds(int groups) {
   for (int p = positions_ - 1; p >= 0; --p) {
     for (const Group& group : problem_.groups[p]) {
       // Every candidate after its cheapest predecessor: no deferred epilogues, and all launches hidden that may be.
-      const Expansion& expansion = FindExpansion(group, {0, group.continues, false, false});
+      const Expansion& expansion = FindExpansion(group, {0, group.continues != 0, false, false});
       for (const ExpandedCandidate& e : expansion.candidates) {
         min_ns_[group.id] = std::min(min_ns_[group.id], e.min_ns);
         for (int k = 0; k < criteria_; ++k) {
@@ -259,9 +259,9 @@ void LabelSearch::PrepareFuturePeaks() {
       const auto add_live = [&](int n, double times_tensor) {
         const Region& region = problem_.regions[n];
         std::array<double, kChannelSets> max_value{};
-        for (size_t l = 0; l < region.layout_set.size(); ++l) {
-          double& set = max_value[query_.only_gpu ? 0 : region.layout_set[l]];
-          set = std::max(set, region.stored_bytes[l] + times_tensor * region.tensor_bytes);
+        for (size_t l = 0; l < region.layouts.size(); ++l) {
+          double& set = max_value[query_.only_gpu ? 0 : region.layouts[l].set];
+          set = std::max(set, region.layouts[l].bytes + times_tensor * region.tensor_bytes);
         }
         for (int set = 0; set < kChannelSets; ++set) live_bytes[set] += max_value[set];
       };
@@ -269,14 +269,14 @@ void LabelSearch::PrepareFuturePeaks() {
         if (live_ends[n] > group.begin) add_live(n, problem_.regions[n].can_defer ? 2 : 0);
       }
       for (const Operand& operand : group.reading->operands) add_live(operand.region, 1);  // as much as its copy
-      for (const auto& copy : group.reading->input_copies) live_bytes[0] += copy.second;
+      for (const InputCopy& copy : group.reading->input_copies) live_bytes[0] += copy.bytes;
       double buffer_bytes = 0;
       for (int candidate : group.candidates) {
         for (const AllocationStep& step : problem_.candidates[candidate].allocation_steps) {
-          buffer_bytes = std::max(buffer_bytes, step.buffer_bytes);
+          buffer_bytes = std::max(buffer_bytes, double(step.buffer_bytes));
         }
       }
-      live_bytes[query_.only_gpu ? 0 : problem_.regions[group.end - 1].layout_set[group.layout]] += buffer_bytes;
+      live_bytes[query_.only_gpu ? 0 : problem_.regions[group.end - 1].layouts[group.layout].set] += buffer_bytes;
       for (int set = 0; set < kChannelSets; ++set) peaks[set] = std::max(peaks[set], live_bytes[set]);
     }
   }

@@ -19,6 +19,8 @@ constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beyond twice the filt
 constexpr size_t kLabelsPerClockCheck = 256;  // compared between two looks at the clock
 constexpr size_t kStoredLabelFactor = 4;      // labels stored at a position for each that may be expanded
 constexpr int64_t kLateBeam = 100;            // labels of a position after the deadline
+constexpr size_t kHopelessLabels = 100'000;    // of a position, from which on a search is given up …
+constexpr double kHopelessGap = 0.05;         // … if their bounds are by this share below the best plan
 
 }  // namespace
 
@@ -458,7 +460,7 @@ void LabelSearch::AppendQueues(const double* hidden_ns, const ExpandedCandidate&
 bool LabelSearch::AppendPeaks(const Group& group, const GroupTransition& transition, const ExpandedCandidate& expanded,
                               const Key& key, const double* sums) {
   const double* peaks = sums - pools_;
-  const int result_set = query_.only_gpu ? 0 : problem_.regions[group.end - 1].layout_set[group.layout];
+  const int result_set = query_.only_gpu ? 0 : problem_.regions[group.end - 1].layouts[group.layout].set;
   double pool_bytes = 0;
   for (int set = 0; set < kChannelSets; ++set) {
     const double resident_bytes = transition.resident_bytes[set], input_bytes = transition.input_bytes[set];
@@ -545,6 +547,7 @@ void LabelSearch::PreparePosition(int position, int64_t beam) {
       order.emplace_back(ValueBound(position, bucket, bounds, &bucket.rows[l * width]), b, l);
     }
   }
+  if (!beam && GivesUp(position, order)) return;
   if (order.size() > limit) KeepBestLabels(position, order, limit);
   for (Bucket& bucket : buckets) {
     for (Origin& origin : bucket.origins) {
@@ -555,6 +558,23 @@ void LabelSearch::PreparePosition(int position, int64_t beam) {
   const int64_t count = static_cast<int64_t>(CountLabels(position));
   result_.labels += count;
   result_.max_labels_at_position = std::max(result_.max_labels_at_position, count);
+}
+
+/*! \brief Whether the search is given up at a position with these labels; then it bounds all that remain. */
+bool LabelSearch::GivesUp(int position, const std::vector<RankedLabel>& order) {
+  if (order.size() <= kHopelessLabels || query_.front || query_.minimises_memory) return false;
+  double bound = std::get<0>(*std::min_element(order.begin(), order.end()));
+  is_given_up_ = bound < (1 - kHopelessGap) * query_.criteria[0].upper_bound;
+  if (!is_given_up_) return false;
+  for (int p = position + 1; p <= positions_; ++p) {
+    for (const Bucket& bucket : buckets_[p]) {
+      for (size_t l = 0; l < bucket.origins.size(); ++l) {
+        bound = std::min(bound, LowerBound(p, bucket, &bucket.rows[l * bucket.width], 0));
+      }
+    }
+  }
+  dropped_bound_ = std::min(dropped_bound_, bound);
+  return true;
 }
 
 Solution LabelSearch::MakeSolution(const Bucket& bucket, size_t label) const {
@@ -587,6 +607,7 @@ Result LabelSearch::Run(int64_t beam) {
   added_labels_.assign(positions_ + 1, 0);
   traces_.clear();
   dropped_bound_ = kInfinite;
+  is_given_up_ = false;
   result_ = Result{};
   Bucket& begin = FindBucket(0, Key(1, problem_.launches_ahead ? kAwaitedResult : 0));
   begin.rows.assign(begin.width, 0);
@@ -595,6 +616,7 @@ Result LabelSearch::Run(int64_t beam) {
     if (IsTimeUp()) beam = kLateBeam;
     PreparePosition(p, beam);
     if (stops_at_drop_ && dropped_bound_ < kInfinite) return {};
+    if (is_given_up_) break;
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
       if (IsTimeUp() && beam != kLateBeam) LimitLabels(p, beam = kLateBeam);
@@ -605,6 +627,7 @@ Result LabelSearch::Run(int64_t beam) {
     bucket_index_[p].clear();
     raise_rules_[p].clear();
   }
+  if (is_given_up_) buckets_[positions_].clear();
   PreparePosition(positions_, 0);
   for (const Bucket& bucket : buckets_[positions_]) {
     for (size_t l = 0; l < bucket.origins.size(); ++l) result_.solutions.push_back(MakeSolution(bucket, l));

@@ -78,7 +78,12 @@ class LabelSearch {
   LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
               const std::function<void()>& poll);
 
-  /*! \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded. */
+  /*!
+   * \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded.
+   *
+   * The search for all labels is given up, without a plan, where there are many and their bounds are far below the
+   * best plan: then they would grow on and on.
+   */
   Result Run(int64_t beam);
   /*! \brief Search exactly; nothing if a position has more than `limit` labels, or time is up. */
   std::optional<Result> RunExact(int64_t limit);
@@ -235,6 +240,7 @@ class LabelSearch {
   void KeepBestLabels(int position, std::vector<RankedLabel>& order, size_t limit);
   void LimitLabels(int position, size_t limit);
   void PreparePosition(int position, int64_t beam);
+  bool GivesUp(int position, const std::vector<RankedLabel>& order);
   double ValueBound(int position, const Bucket& bucket, const BucketBounds& bounds, const double* row) const;
   Solution MakeSolution(const Bucket& bucket, size_t label) const;
 
@@ -274,7 +280,7 @@ class LabelSearch {
   std::vector<Trace> traces_;
   std::vector<PoolBytes> future_peaks_;             // by position, upper bounds of all later peaks
   std::vector<double> row_;
-  bool stops_at_drop_ = false;
+  bool stops_at_drop_ = false, is_given_up_ = false;
   double dropped_bound_ = kInfinite;  // lower bound of the value of plans whose labels were dropped
   Result result_;
 };

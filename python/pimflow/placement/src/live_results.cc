@@ -30,16 +30,16 @@ LiveResults::LiveResults(const Problem& problem, bool counts_time, bool counts_m
   }
   for (int n = 0; n < problem.positions; ++n) {
     const Region& region = problem.regions[n];
-    const int layouts = static_cast<int>(region.layout_set.size());
+    const int layouts = static_cast<int>(region.layouts.size());
     result_ids_[n].assign(layouts, std::vector<ResultId>(kDeferrals, 0));
     for (int layout = 0; layout < layouts; ++layout) {
       std::vector<ResultId>& ids = result_ids_[n][layout];
-      if (counts_memory && region.live_end > n && region.stored_bytes[layout] > 0) {
-        LiveResult stored_result{region.live_end - 1, 0, 0, kDone, -1, {}};
+      if (counts_memory && region.live_end > n && region.layouts[layout].bytes > 0) {
+        LiveResult stored_result{static_cast<int>(region.live_end) - 1, 0, 0, kDone, -1, {}};
         stored_result.live_end = region.live_end;
         stored_result.alias = region.alias;
-        stored_result.set = one_pool ? 0 : region.layout_set[layout];
-        stored_result.bytes = region.stored_bytes[layout];
+        stored_result.set = one_pool ? 0 : region.layouts[layout].set;
+        stored_result.bytes = region.layouts[layout].bytes;
         ids.assign(kDeferrals, Intern(std::move(stored_result)));
       }
       // From the last reader back to the first, which does the deferred epilogue.

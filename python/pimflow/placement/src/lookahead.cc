@@ -126,7 +126,7 @@ class LabelSearch::Lookahead {
   void AddClass(GroupClass& group_class, uint32_t first_flags, uint32_t last_flags) {
     const Group& group = *group_class.groups[0];
     if (!search_.CanComplete(group, k_)) return;
-    double transform_ns = group.reading->transform_ns, transform_pj = group.reading->transform_pj;
+    double transform_ns = group.reading->input_cost.ns, transform_pj = group.reading->input_cost.pj;
     uint32_t deferred = 0;  // epilogues that it does for sure
     for (const auto& [result, is_deferred] : reads_[group.begin - begin_]) {
       const Access& access = result->by_group[group.number];

@@ -18,7 +18,8 @@ namespace pimflow {
 namespace placement {
 namespace {
 
-constexpr int64_t kBeam = 100;  // its plan is an upper bound for the exact search
+constexpr int64_t kBeam = 100;       // its plan is an upper bound for the exact search
+constexpr int64_t kWideBeam = 1000;  // for a better plan where the exact search is given up
 constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 double BestValue(const LabelSearch& search, const Result& result) {
@@ -138,7 +139,7 @@ Result Minimise(LabelSearch& search, const Query& query) {
   const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
   if (shares_budget && !query.minimises_memory) return BranchOnPools(search, query);
   const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
-  return FindBestPlan(search, upper_bound, {kBeam, 0});
+  return FindBestPlan(search, upper_bound, {kBeam, 0, kWideBeam});
 }
 
 }  // namespace placement

@@ -11,29 +11,44 @@
 namespace pimflow {
 namespace placement {
 
-const void* Arrays::Data(const std::string& name, int code) const {
-  if (map_.find(name) == map_.end()) TVM_FFI_THROW(ValueError) << "there is no array '" << name << "'";
-  const auto tensor = map_.at(name);
-  const DLDataType dtype = tensor.dtype();
-  if (dtype.code != code || dtype.bits != 64 || !tensor.IsContiguous()) {
-    TVM_FFI_THROW(TypeError) << "array '" << name << "' has another type";
-  }
-  return tensor.data_ptr();
-}
-
 namespace {
 
-std::vector<Task> ReadTasks(const Arrays& arrays, const std::string& prefix) {
-  const int64_t *resource = arrays.Integers(prefix + "_resource"), *also = arrays.Integers(prefix + "_also"),
-                *launched = arrays.Integers(prefix + "_launched"),
-                *readies = arrays.Integers(prefix + "_readies_channels"),
-                *begin = arrays.Integers(prefix + "_after_begin"), *after = arrays.Integers(prefix + "_after");
-  const double *launch = arrays.Reals(prefix + "_launch_ns"), *execution = arrays.Reals(prefix + "_execution_ns"),
-               *energy = arrays.Reals(prefix + "_energy_pj");
+/*! \brief Takes the rows of a table from the first on. */
+template <typename Row>
+class Rows {
+ public:
+  Rows(const Tables& tables, const std::string& name) : table_(tables.at(name)), next_(table_.begin()) {}
+  const RecordTable<Row>& table() const { return table_; }
+  /*! \brief The next rows, those before row number `end`. */
+  std::vector<Row> Take(int64_t end) {
+    const Row* begin = next_;
+    next_ = table_.begin() + end;
+    return {begin, next_};
+  }
+
+ private:
+  RecordTable<Row> table_;
+  const Row* next_;
+};
+
+/*! \brief Takes the numbers of a table from the first on. */
+class Numbers : Rows<NumberRow> {
+ public:
+  using Rows::Rows;
+  std::vector<int> Take(int64_t end) {
+    std::vector<int> numbers;
+    for (const NumberRow& row : Rows::Take(end)) numbers.push_back(static_cast<int>(row.number));
+    return numbers;
+  }
+};
+
+std::vector<Task> ReadTasks(const Tables& tables, const std::string& name) {
   std::vector<Task> tasks;
-  for (int64_t i = 0; i < arrays.Size(prefix + "_resource"); ++i) {
-    tasks.push_back({static_cast<int>(resource[i]), static_cast<uint32_t>(also[i]), launch[i], execution[i], energy[i],
-                     launched[i] != 0, readies[i] != 0, std::vector<int>(after + begin[i], after + begin[i + 1])});
+  Numbers after(tables, name + "_after");
+  for (const TaskRow& row : RecordTable<TaskRow>(tables.at(name))) {
+    tasks.push_back({static_cast<int>(row.resource), static_cast<uint32_t>(row.also), row.launch_ns, row.execution_ns,
+                     row.energy_pj, row.launched != 0, row.readies_channels != 0,
+                     after.Take(static_cast<int64_t>(row.after_end))});
   }
   return tasks;
 }
@@ -147,141 +162,77 @@ void SetLaunchQueues(ExpandedCandidate& expanded, const std::vector<Task>& tasks
 
 }  // namespace
 
-Problem::Problem(const ProblemHeader& header, const Arrays& arrays)
-    : positions(static_cast<int>(header.positions)),
-      resources(static_cast<int>(header.resources)),
-      launches_ahead(header.launches_ahead != 0),
-      pim(static_cast<int>(header.pim)),
-      crossbar(static_cast<int>(header.crossbar)),
-      switch_task(static_cast<int>(header.switch_task)) {
+Problem::Problem(const Tables& tables) {
+  const ProblemHeader& header = ReadRecord<ProblemHeader>(tables.at("header"));
+  launches_ahead = header.launches_ahead != 0;
+  pim = static_cast<int>(header.pim), crossbar = static_cast<int>(header.crossbar);
+  switch_task = static_cast<int>(header.switch_task);
+  for (const NumberRow& row : RecordTable<NumberRow>(tables.at("longest_launch_ns"))) {
+    longest_launch_ns.push_back(row.number);
+  }
+  resources = static_cast<int>(longest_launch_ns.size());
   if (resources > kMaxResources) {
     TVM_FFI_THROW(ValueError) << resources << " resources, of which at most " << kMaxResources << " are searched";
   }
-  const double* longest = arrays.Reals("longest_launch_ns");
-  longest_launch_ns.assign(longest, longest + resources);
-  ReadRegions(arrays);
-  transitions = ReadTasks(arrays, "transition");
-  ReadCandidates(arrays);
-  ReadReadings(arrays);
-  ReadGroups(arrays);
-}
-
-void Problem::ReadRegions(const Arrays& arrays) {
-  const int64_t *readers = arrays.Integers("region_reader_begin"), *reader = arrays.Integers("reader"),
-                *layouts = arrays.Integers("region_layout_begin"), *set = arrays.Integers("layout_set"),
-                *defers_epilogue = arrays.Integers("region_can_defer"), *shared = arrays.Integers("region_is_shared"),
-                *live_end = arrays.Integers("region_live_end"), *alias = arrays.Integers("region_alias");
-  const double *stored = arrays.Reals("layout_bytes"), *tensor = arrays.Reals("region_tensor_bytes");
-  for (int i = 0; i < positions; ++i) {
-    regions.push_back({{reader + readers[i], reader + readers[i + 1]},
-                       {set + layouts[i], set + layouts[i + 1]},
-                       {stored + layouts[i], stored + layouts[i + 1]},
-                       defers_epilogue[i] != 0,
-                       shared[i] != 0,
-                       static_cast<int>(live_end[i]),
-                       static_cast<int>(alias[i]),
-                       tensor[i]});
+  Numbers readers(tables, "reader");
+  Rows<ResultLayout> layouts(tables, "layout");
+  for (const RegionRow& row : RecordTable<RegionRow>(tables.at("region"))) {
+    regions.push_back({row, readers.Take(row.reader_end), layouts.Take(row.layout_end)});
   }
-}
-
-void Problem::ReadCandidates(const Arrays& arrays) {
-  const std::vector<Task> tasks = ReadTasks(arrays, "task");
-  const double *error = arrays.Reals("candidate_error"), *rows = arrays.Reals("candidate_row_bytes"),
-               *filters = arrays.Reals("candidate_filter_bytes"), *buffer_bytes = arrays.Reals("step_buffer_bytes");
-  const int64_t *on_gpu = arrays.Integers("candidate_on_gpu"),
-                *plain_memory = arrays.Integers("candidate_plain_memory"),
-                *continues = arrays.Integers("candidate_continues"),
-                *task_begin = arrays.Integers("candidate_task_begin"),
-                *step_begin = arrays.Integers("candidate_step_begin"), *reads = arrays.Integers("step_reads"),
-                *writes = arrays.Integers("step_writes");
-  for (int64_t i = 0; i < arrays.Size("candidate_error"); ++i) {
-    Candidate c{error[i], rows[i], filters[i], on_gpu[i] != 0, plain_memory[i] != 0, continues[i] != 0, {}, {}};
-    c.tasks.assign(tasks.begin() + task_begin[i], tasks.begin() + task_begin[i + 1]);
-    for (int64_t m = step_begin[i]; m < step_begin[i + 1]; ++m)
-      c.allocation_steps.push_back({buffer_bytes[m], reads[m] != 0, writes[m] != 0});
-    candidates.push_back(std::move(c));
+  positions = static_cast<int>(regions.size());
+  transitions = ReadTasks(tables, "transition");
+  const std::vector<Task> tasks = ReadTasks(tables, "task");
+  Rows<AllocationStep> steps(tables, "step");
+  auto task = tasks.begin();
+  for (const CandidateRow& row : RecordTable<CandidateRow>(tables.at("candidate"))) {
+    const auto end = tasks.begin() + static_cast<int64_t>(row.task_end);
+    candidates.push_back({row, steps.Take(static_cast<int64_t>(row.step_end)), {task, end}});
+    task = end;
   }
+  ReadReadings(tables);
+  ReadGroups(tables);
 }
 
-void Problem::ReadReadings(const Arrays& arrays) {
-  const auto column = [&](const char* name) { return arrays.Integers(std::string("reading_") + name); };
-  const int64_t *is_possible = column("is_possible"), *reads_previous = column("reads_previous"),
-                *previous_is_late = column("previous_is_late"), *transform_resource = column("transform_resource"),
-                *operand_begin = column("operand_begin"), *transition_begin = column("transition_begin"),
-                *input_copy_begin = column("input_copy_begin"), *inner_addend_begin = column("inner_addend_begin"),
-                *transition = arrays.Integers("reading_transition"), *input_order = arrays.Integers("input_copy_order"),
-                *inner_addends = arrays.Integers("inner_addend");
-  const double *transform_ns = arrays.Reals("reading_transform_ns"),
-               *transform_pj = arrays.Reals("reading_transform_pj"), *input_bytes = arrays.Reals("input_copy_bytes");
-  int64_t access = 0;
-  for (int64_t i = 0; i < arrays.Size("reading_is_possible"); ++i) {
-    Reading reading{};
-    reading.is_possible = is_possible[i], reading.reads_previous = reads_previous[i];
-    reading.previous_is_late = previous_is_late[i];
-    reading.transform_ns = transform_ns[i], reading.transform_pj = transform_pj[i];
-    reading.transform_resource = static_cast<int>(transform_resource[i]);
-    reading.transitions.assign(transition + transition_begin[i], transition + transition_begin[i + 1]);
-    for (int64_t c = input_copy_begin[i]; c < input_copy_begin[i + 1]; ++c) {
-      reading.input_copies.emplace_back(static_cast<int>(input_order[c]), input_bytes[c]);
+void Problem::ReadReadings(const Tables& tables) {
+  Numbers reading_transitions(tables, "reading_transition"), inner_addends(tables, "inner_addend");
+  Rows<InputCopy> input_copies(tables, "input_copy");
+  Rows<OperandRow> operands(tables, "operand");
+  const ReadCost *cost = RecordTable<ReadCost>(tables.at("access")).begin(),
+                 *input_cost = RecordTable<ReadCost>(tables.at("input_cost")).begin();
+  for (const ReadingRow& row : RecordTable<ReadingRow>(tables.at("reading"))) {
+    Reading reading{row, false, *input_cost++, {}, {}, {}, {}};
+    for (const OperandRow& operand_row : operands.Take(row.operand_end)) {
+      Operand operand{operand_row, {}, {}};
+      Access& access = operand.access;
+      access.reads = true, access.is_late = operand.is_late, access.is_result = operand.is_result;
+      access.operand = static_cast<int>(reading.operands.size());
+      access.addend = operand.is_addend ? static_cast<int>(operand.region) : -1;
+      access.deferred = static_cast<int>(operand.deferred);
+      reading.has_late_operands |= access.is_late;
+      for (size_t i = 0; i < regions[operand.region].layouts.size(); ++i, ++cost) {
+        operand.by_layout.push_back(access);
+        Access& by_layout = operand.by_layout.back();
+        by_layout.is_possible = cost->is_possible, by_layout.is_copied = cost->is_copied;
+        by_layout.ns = cost->ns, by_layout.pj = cost->pj;
+      }
+      reading.operands.push_back(std::move(operand));
     }
-    reading.inner_addends.assign(inner_addends + inner_addend_begin[i], inner_addends + inner_addend_begin[i + 1]);
-    for (int64_t o = operand_begin[i]; o < operand_begin[i + 1]; ++o) ReadOperand(arrays, o, access, reading);
+    reading.transitions = reading_transitions.Take(row.transition_end);
+    reading.input_copies = input_copies.Take(row.input_copy_end);
+    reading.inner_addends = inner_addends.Take(row.inner_addend_end);
     readings.push_back(std::move(reading));
   }
 }
 
-void Problem::ReadOperand(const Arrays& arrays, int64_t o, int64_t& access, Reading& reading) {
-  Operand operand;
-  operand.region = static_cast<int>(arrays.Integers("operand_region")[o]);
-  operand.order = static_cast<int>(arrays.Integers("operand_order")[o]);
-  operand.copy_outlives_source = arrays.Integers("operand_copy_outlives_source")[o] != 0;
-  Access& plain = operand.access;
-  plain.reads = true;
-  plain.is_late = arrays.Integers("operand_is_late")[o] != 0;
-  plain.is_result = arrays.Integers("operand_is_result")[o] != 0;
-  plain.operand = static_cast<int>(reading.operands.size());
-  plain.addend = arrays.Integers("operand_is_addend")[o] ? operand.region : -1;
-  plain.deferred = static_cast<int>(arrays.Integers("operand_deferred")[o]);
-  reading.has_late_operands |= plain.is_late;
-  for (size_t l = 0; l < regions[operand.region].layout_set.size(); ++l, ++access) {
-    Access by_layout = plain;
-    by_layout.is_possible = arrays.Integers("access_is_possible")[access] != 0;
-    by_layout.is_copied = arrays.Integers("access_is_copied")[access] != 0;
-    by_layout.ns = arrays.Reals("access_ns")[access];
-    by_layout.pj = arrays.Reals("access_pj")[access];
-    operand.by_layout.push_back(by_layout);
-  }
-  reading.operands.push_back(std::move(operand));
-}
-
-void Problem::ReadGroups(const Arrays& arrays) {
-  const auto column = [&](const char* name) { return arrays.Integers(std::string("group_") + name); };
-  const int64_t *begin = column("begin"), *end = column("end"), *reading = column("reading"),
-                *requires_open = column("requires_open"), *leaves_open = column("leaves_open"),
-                *layout = column("layout"), *required_mode = column("required_mode"),
-                *final_mode = column("final_mode"), *defers_epilogue = column("defers_epilogue"),
-                *keeps_submission_open = column("keeps_submission_open"), *continues = column("continues"),
-                *is_dead_end = column("is_dead_end"), *fuses_regions = column("fuses_regions"),
-                *leaves_partial_sum = column("leaves_partial_sum"), *fuses_epilogue = column("fuses_epilogue"),
-                *candidate_begin = column("candidate_begin");
+void Problem::ReadGroups(const Tables& tables) {
   groups.resize(positions);
-  for (int64_t i = 0; i < arrays.Size("group_begin"); ++i) {
-    Group group{};
-    group.id = static_cast<int>(i);
-    group.begin = static_cast<int>(begin[i]), group.end = static_cast<int>(end[i]);
-    group.number = static_cast<int>(groups[group.begin].size());
-    group.reading = &readings[reading[i]];
-    group.requires_open = static_cast<int>(requires_open[i]), group.leaves_open = static_cast<int>(leaves_open[i]);
-    group.layout = static_cast<int>(layout[i]);
-    group.required_mode = static_cast<int>(required_mode[i]), group.final_mode = static_cast<int>(final_mode[i]);
-    group.defers_epilogue = defers_epilogue[i], group.keeps_submission_open = keeps_submission_open[i],
-    group.continues = continues[i], group.is_possible = !is_dead_end[i] && group.reading->is_possible;
-    group.fuses_regions = fuses_regions[i], group.leaves_partial_sum = leaves_partial_sum[i],
-    group.fuses_epilogue = fuses_epilogue[i];
-    for (int64_t c = candidate_begin[i]; c < candidate_begin[i + 1]; ++c) {
-      group.candidates.push_back(static_cast<int>(c));
-    }
-    groups[group.begin].push_back(std::move(group));
+  int id = 0, candidate = 0;
+  for (const GroupRow& row : RecordTable<GroupRow>(tables.at("group"))) {
+    const Reading& reading = readings[row.reading_number];
+    const bool is_possible = !row.is_dead_end && reading.input_cost.is_possible;
+    std::vector<Group>& position_groups = groups[row.begin];
+    position_groups.push_back({row, static_cast<int>(position_groups.size()), id++, &reading, is_possible, {}});
+    while (candidate < row.candidate_end) position_groups.back().candidates.push_back(candidate++);
   }
 }
 

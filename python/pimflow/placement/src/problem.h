@@ -30,6 +30,39 @@ constexpr int kChannelSets = 3;  // of memory channels; each is a pool of its ow
 
 inline bool IsTime(double ns) { return ns > -1e290; }
 
+// Rows of tables that Python makes. A field that ends in `_end` says where the row's part of another table ends; it
+// begins where that of the row before ends.
+PIMFLOW_RECORD(ProblemHeader, int64_t, launches_ahead,
+               pim, crossbar,  // resources, or -1
+               switch_task);   // of the transitions, or -1
+PIMFLOW_RECORD(NumberRow, double, number);
+PIMFLOW_RECORD(TaskRow, double, resource, also, launch_ns, execution_ns, energy_pj, launched, readies_channels,
+               after_end);
+PIMFLOW_RECORD(CandidateRow, double, error, row_bytes, filter_bytes, on_gpu, plain_memory, continues, task_end,
+               step_end);
+/*! \brief Bytes of a candidate's buffers at one moment, and whether its inputs and its result are live. */
+PIMFLOW_RECORD(AllocationStep, int64_t, buffer_bytes, reads, writes);
+/*! \brief A layout of a result: its set of channels, and its bytes there. */
+PIMFLOW_RECORD(ResultLayout, int64_t, set, bytes);
+PIMFLOW_RECORD(RegionRow, int64_t, can_defer, is_shared, live_end, alias, tensor_bytes, reader_end, layout_end);
+/*! \brief What it costs a group to read a result in a layout, or all inputs of the network. */
+PIMFLOW_RECORD(ReadCost, double, is_possible, is_copied, ns, pj);
+PIMFLOW_RECORD(OperandRow, int64_t, region,
+               order,  // position among all inputs of the group
+               is_late, is_result, is_addend, deferred,
+               copy_outlives_source);  // the copy does not take the bytes of its source
+/*! \brief A copy of an input of the network. */
+PIMFLOW_RECORD(InputCopy, int64_t, order, bytes);
+PIMFLOW_RECORD(ReadingRow, int64_t, reads_previous, previous_is_late,
+               transform_resource,  // -1: nothing is moved
+               operand_end, transition_end, input_copy_end, inner_addend_end);
+PIMFLOW_RECORD(GroupRow, int64_t, begin, end, reading_number, requires_open,
+               leaves_open,  // the alternative of a layer that it completes, and leaves open; 0 for none
+               layout,       // of its result
+               required_mode, final_mode,  // of PIM's channels: 0 any, 1 PIM, 2 plain memory
+               defers_epilogue, keeps_submission_open, continues, is_dead_end, fuses_regions, leaves_partial_sum,
+               fuses_epilogue, candidate_end);
+
 struct Task {
   int resource;
   uint32_t also;  // one bit for each further resource that it holds while it executes
@@ -38,21 +71,13 @@ struct Task {
   std::vector<int> after;
 };
 
-/*! \brief Bytes of a candidate's buffers at one moment, and whether its inputs and its result are live. */
-struct AllocationStep {
-  double buffer_bytes;
-  bool reads, writes;
-};
-
 /*! \brief How much of the next launch on a resource is hidden after a candidate was issued. */
 struct Queue {
   bool used = false;
   double hidden_ns = 0, follower_hidden_ns = 0;
 };
 
-struct Candidate {
-  double error, row_bytes, filter_bytes;
-  bool on_gpu, plain_memory, continues;
+struct Candidate : CandidateRow {
   std::vector<AllocationStep> allocation_steps;
   std::vector<Task> tasks;
 };
@@ -88,32 +113,25 @@ struct Access {
   double ns = 0, pj = 0;
 };
 
-struct Operand {
-  int region, order;  // position among all inputs of the group
+struct Operand : OperandRow {
   Access access;
-  bool copy_outlives_source;  // the copy does not take the bytes of its source
   std::vector<Access> by_layout;
 };
 
 /*! \brief What groups read that read alike in every state. */
-struct Reading {
-  bool is_possible, has_late_operands, reads_previous, previous_is_late;
-  double transform_ns, transform_pj;  // of the network's inputs, whose layouts are the same in all states
-  int transform_resource;             // -1: nothing is moved
+struct Reading : ReadingRow {
+  bool has_late_operands = false;
+  ReadCost input_cost;
   std::vector<Operand> operands;
   std::vector<int> inner_addends;  // the groups' own regions whose results their deferred epilogue adds
-  std::vector<std::pair<int, double>> input_copies;  // of the network's inputs: order among all inputs, bytes
+  std::vector<InputCopy> input_copies;
   std::vector<int> transitions;  // by deferred epilogue, the task that applies it, or -1
 };
 
-struct Group {
-  int number, id, begin, end;
+struct Group : GroupRow {
+  int number, id;  // among those with the same begin, and of all
   const Reading* reading;
-  int requires_open, leaves_open;  // the alternative of a layer that it completes, and leaves open; 0 for none
-  int layout;                      // of its result
-  int required_mode, final_mode;   // of PIM's channels: 0 any, 1 PIM, 2 plain memory
-  bool defers_epilogue, keeps_submission_open, continues, is_possible, fuses_regions, leaves_partial_sum,
-      fuses_epilogue;
+  bool is_possible;
   std::vector<int> candidates;
 
   /*! \brief Whether its tasks may wait for the region before it, if it does these deferred epilogues. */
@@ -128,31 +146,12 @@ struct Group {
   }
 };
 
-struct Region {
-  std::vector<int> readers;     // positions, ascending
-  std::vector<int> layout_set;  // by layout, the set of channels
-  std::vector<double> stored_bytes;  // by layout
-  bool can_defer, is_shared;
-  int live_end, alias;
-  double tensor_bytes;
+struct Region : RegionRow {
+  std::vector<int> readers;  // positions, ascending
+  std::vector<ResultLayout> layouts;
 };
 
-/*! \brief Arrays by name. */
-class Arrays {
- public:
-  using Map = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Tensor>;
-  explicit Arrays(const Map& map) : map_(map) {}
-  const double* Reals(const std::string& name) const { return static_cast<const double*>(Data(name, kDLFloat)); }
-  const int64_t* Integers(const std::string& name) const { return static_cast<const int64_t*>(Data(name, kDLInt)); }
-  int64_t Size(const std::string& name) const { return map_.at(name).numel(); }
-
- private:
-  const void* Data(const std::string& name, int code) const;
-  Map map_;
-};
-
-/*! \brief Sizes of a problem; `pim` and `crossbar` are resources, or -1, `switch_task` is of the transitions, or -1. */
-PIMFLOW_RECORD(ProblemHeader, int64_t, positions, resources, launches_ahead, pim, crossbar, switch_task);
+using Tables = tvm::ffi::Map<tvm::ffi::String, tvm::ffi::Tensor>;
 
 struct Problem {
   int positions, resources;
@@ -166,17 +165,14 @@ struct Problem {
   int pim, crossbar;  // resources, or -1
   int switch_task;    // of `transitions`, or -1
 
-  Problem(const ProblemHeader& header, const Arrays& arrays);
+  explicit Problem(const Tables& tables);
 
   /*! \brief A candidate of `group` with its tasks in a context. */
   ExpandedCandidate ExpandCandidate(const Group& group, int candidate, const PredecessorState& predecessor) const;
 
  private:
-  void ReadRegions(const Arrays& arrays);
-  void ReadCandidates(const Arrays& arrays);
-  void ReadReadings(const Arrays& arrays);
-  void ReadOperand(const Arrays& arrays, int64_t operand, int64_t& access, Reading& reading);
-  void ReadGroups(const Arrays& arrays);
+  void ReadReadings(const Tables& tables);
+  void ReadGroups(const Tables& tables);
 };
 
 /*! \brief The evaluator's recurrence over tasks; `launches_ns`, unless null, replaces their launch times. */

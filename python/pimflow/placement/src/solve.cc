@@ -18,8 +18,7 @@ using placement::Clock;
 /*! \brief A problem that is read once, and may be searched many times. */
 class ProblemObj : public ffi::Object {
  public:
-  ProblemObj(const placement::ProblemHeader& header, const placement::Arrays::Map& arrays)
-      : problem(header, placement::Arrays(arrays)) {}
+  explicit ProblemObj(const placement::Tables& tables) : problem(tables) {}
   const placement::Problem problem;
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("pimflow.placement.Problem", ProblemObj, ffi::Object);
 };
@@ -29,9 +28,7 @@ class ProblemRef : public ffi::ObjectRef {
   TVM_FFI_DEFINE_OBJECT_REF_METHODS_NULLABLE(ProblemRef, ffi::ObjectRef, ProblemObj);
 };
 
-ffi::Any MakeProblem(ffi::TensorView header, placement::Arrays::Map arrays) {
-  return ProblemRef(ffi::make_object<ProblemObj>(ReadRecord<placement::ProblemHeader>(header), arrays));
-}
+ffi::Any MakeProblem(const placement::Tables& tables) { return ProblemRef(ffi::make_object<ProblemObj>(tables)); }
 
 using Fields = ffi::Map<ffi::String, ffi::Any>;
 
@@ -78,7 +75,18 @@ Fields Search(ProblemRef ref, ffi::TensorView options, ffi::TensorView limits, f
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::ObjectDef<ProblemObj>();
-  DefineRecord<placement::ProblemHeader>("pimflow.placement.problem_header");
+  DefineRecord<placement::ProblemHeader>("pimflow.placement.header");
+  DefineRecord<placement::NumberRow>("pimflow.placement.number");
+  DefineRecord<placement::TaskRow>("pimflow.placement.task");
+  DefineRecord<placement::CandidateRow>("pimflow.placement.candidate");
+  DefineRecord<placement::AllocationStep>("pimflow.placement.step");
+  DefineRecord<placement::ResultLayout>("pimflow.placement.layout");
+  DefineRecord<placement::RegionRow>("pimflow.placement.region");
+  DefineRecord<placement::ReadCost>("pimflow.placement.read_cost");
+  DefineRecord<placement::OperandRow>("pimflow.placement.operand");
+  DefineRecord<placement::InputCopy>("pimflow.placement.input_copy");
+  DefineRecord<placement::ReadingRow>("pimflow.placement.reading");
+  DefineRecord<placement::GroupRow>("pimflow.placement.group");
   DefineRecord<placement::QueryOptions>("pimflow.placement.query_options");
   DefineRecord<placement::QueryLimits>("pimflow.placement.query_limits");
   DefineRecord<placement::Criterion>("pimflow.placement.criterion");

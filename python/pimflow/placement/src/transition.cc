@@ -28,7 +28,7 @@ class LabelSearch::TransitionBuilder {
   TransitionBuilder(LabelSearch& search, const Group& group, GroupTransition& transition)
       : search_(search), regions_(search.problem_.regions), group_(group), transition_(transition) {
     transition = GroupTransition{};
-    transition.transform_ns = group.reading->transform_ns, transition.transform_pj = group.reading->transform_pj;
+    transition.transform_ns = group.reading->input_cost.ns, transition.transform_pj = group.reading->input_cost.pj;
     transition.is_late = group.reading->has_late_operands;
     const std::vector<int>& readers = regions_[group.end - 1].readers;
     if (!readers.empty()) first_reader_ = readers.front();
@@ -57,9 +57,9 @@ class LabelSearch::TransitionBuilder {
     const Region& region = regions_[n];
     const int layout = is_last ? group_.layout : 0;
     const bool is_internal = group_.fuses_regions && !is_last && region.live_end <= group_.end;
-    if (search_.pools_ && region.live_end > n && region.stored_bytes[layout] > 0 && !is_internal) {
-      const int set = search_.query_.only_gpu ? 0 : region.layout_set[layout];
-      AddBytes(set, region.alias, region.stored_bytes[layout], false, region.live_end > group_.end);
+    if (search_.pools_ && region.live_end > n && region.layouts[layout].bytes > 0 && !is_internal) {
+      const int set = search_.query_.only_gpu ? 0 : region.layouts[layout].set;
+      AddBytes(set, region.alias, region.layouts[layout].bytes, false, region.live_end > group_.end);
     }
     AddLive(search_.live_.FindResult(n, layout, is_last ? search_.NextDeferral(group_) : kDone), -1);
   }
@@ -68,7 +68,7 @@ class LabelSearch::TransitionBuilder {
   void AddInnerAddends() {
     for (int n : group_.reading->inner_addends) {
       if (!search_.pools_ || !IsShorterLived(regions_[n].live_end)) continue;
-      AddAddend(n, search_.query_.only_gpu ? 0 : regions_[n].layout_set[0], -1);
+      AddAddend(n, search_.query_.only_gpu ? 0 : regions_[n].layouts[0].set, -1);
     }
   }
 
@@ -78,8 +78,8 @@ class LabelSearch::TransitionBuilder {
       LiveBytes(entry.is_live_before, entry.is_live_after)[place.first] += entry.bytes;
     }
     if (search_.pools_) {
-      for (const auto& [order, bytes] : group_.reading->input_copies) {
-        transition_.copies.emplace_back(order, 0, bytes, false);
+      for (const InputCopy& copy : group_.reading->input_copies) {
+        transition_.copies.emplace_back(copy.order, 0, copy.bytes, false);
       }
       std::sort(transition_.copies.begin(), transition_.copies.end());
     }

@@ -8,36 +8,19 @@ from dataclasses import dataclass, field, replace
 
 from pimflow.errors import ModelError, UsageError
 from pimflow.weight_types import WEIGHT_TYPES
+from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 
 Shape = tuple[int, ...]
 
 NORMS = ("rms", "layer")
-POSITIONS = ("rotary", "learned")
-ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_erf", "relu")
-GATED = ("swiglu", "geglu")  # activations of a product that is multiplied with another
+POSITIONS = ("rotary", "learned", "alibi")
+ACTIVATIONS = ("swiglu", "geglu", "clamped_swiglu", "gelu", "gelu_erf", "relu")
+GATED = ("swiglu", "geglu", "clamped_swiglu")  # activations of a product that is multiplied with another
+CLAMPED_GAIN, CLAMPED_LIMIT = 1.702, 7.0  # of ``clamped_swiglu``, as gpt-oss has them
 QUERY_NORMS = ("", "heads", "whole")
 FEED_FORWARD_PRODUCTS = ("gate", "up", "down")
-BLOCK_PRODUCTS = ("query", "key", "value", "attention", *FEED_FORWARD_PRODUCTS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """Feed-forward parts that stand side by side; a router chooses some of them for each token.
-
-    A product with the router's weight and a softmax give each expert its share. The experts of the largest
-    shares are computed, and their results are added by their shares (arXiv 1701.06538, 2401.04088).
-
-    Attributes
-    ----------
-    count, used : int
-        Experts of a block, and how many of them a token goes through.
-    normalised : bool
-        Whether the shares of the chosen experts are divided by their sum.
-    """
-
-    count: int
-    used: int
-    normalised: bool = True
+LATENT_PRODUCTS = ("query_latent", "latent")
+BLOCK_PRODUCTS = ("query", "key", "value", *LATENT_PRODUCTS, "attention", "router", *FEED_FORWARD_PRODUCTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +37,9 @@ class Decoder:
     norm_epsilon : float
     positions : str
         ``rotary``: queries and keys are rotated by an angle that depends on the position, as complex numbers
-        whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added.
+        whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added;
+        ``alibi``: scores fall with the distance of a key, for each head by a slope of its own
+        (arXiv 2108.12409).
     rotary_base : float
     rotary_size : int
         Elements of a head that are rotated, from the first on; 0 for all.
@@ -72,12 +57,22 @@ class Decoder:
     position_offset : int
         Row of the first position in the table; 2 in OPT.
     activation : str
-        ``swiglu``: the product of two, one after x * sigmoid(x); ``geglu``: one after ``gelu``; ``gelu``: its
+        ``swiglu``: the product of two, one after x * sigmoid(x); ``geglu``: one after ``gelu``;
+        ``clamped_swiglu``: (u + 1) * g * sigmoid(1.702 g), with g and u within 7; ``gelu``: its
         approximation by tanh; ``gelu_erf``: as it is defined; ``relu``.
     experts : Experts, optional
         The experts of each block, each of the size `feed_forward`; None if there is one feed-forward part.
+    dense_layers, dense_feed_forward : int
+        The first layers, which have no experts but a feed-forward part of that size.
+    latent : LatentAttention, optional
+        How keys and values are made from one vector, of heads whose last `rotary_size` elements are rotated;
+        `kv_heads` is 1 then.
+    sinks : bool
+        Whether each head has a score that no key stands for: softmax goes over it, too (arXiv 2309.17453).
     biases : frozenset of str
         Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
+    embedding_norm : bool
+        Whether embedded tokens have a norm.
     input_norms, result_norms : bool
         Whether attention and feed-forward have a norm before them; and one after them, before the residual.
     query_norm : str
@@ -132,7 +127,12 @@ class Decoder:
     position_offset: int = 0
     activation: str = "swiglu"
     experts: Experts | None = None
+    dense_layers: int = 0
+    dense_feed_forward: int = 0
+    latent: LatentAttention | None = None
+    sinks: bool = False
     biases: frozenset[str] = frozenset()
+    embedding_norm: bool = False
     input_norms: bool = True
     result_norms: bool = False
     query_norm: str = ""
@@ -169,13 +169,11 @@ class Decoder:
             raise ModelError(f"decoder '{self.name}': a head of {self.turned_size} has no halves to turn")
         if self.turned_size > self.head_size or len(self.rotary_factors) not in (0, self.turned_size // 2):
             raise ModelError(f"decoder '{self.name}': its rotation does not fit heads of {self.head_size}")
-        if self.experts and not 0 < self.experts.used <= self.experts.count:
-            raise ModelError(
-                f"decoder '{self.name}': a token cannot go through {self.experts.used} of "
-                f"{self.experts.count} experts"
-            )
-        if self.experts and self.biases.intersection(FEED_FORWARD_PRODUCTS):
-            raise ModelError(f"decoder '{self.name}': has experts with biases: not supported")
+        if self.experts and (flaw := self.experts.flaw()):
+            raise ModelError(f"decoder '{self.name}': {flaw}")
+        is_plain = self.positions == "rotary" and not self.unturned_layers and not self.query_norm
+        if self.latent and (self.kv_heads != 1 or self.turned_size == self.head_size or not is_plain):
+            raise ModelError(f"decoder '{self.name}': keys of such heads are not made of a latent vector")
         if len(self.windows) not in (0, self.layers):
             raise ModelError(f"decoder '{self.name}': has windows for {len(self.windows)} layers")
 
@@ -203,9 +201,35 @@ class Decoder:
         return self.rotary_size or self.head_size
 
     @property
+    def key_size(self) -> int:
+        """Elements of a key in the cache."""
+        return self.latent.rank + self.turned_size if self.latent else self.head_size
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a value in the cache."""
+        return self.latent.rank if self.latent else self.head_size
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of a layer is one of experts."""
+        return self.experts is not None and layer >= self.dense_layers
+
+    @property
     def attention_scale(self) -> float:
         """Factor of the products of queries and keys."""
         return self.score_scale or self.head_size**-0.5
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """By head, how much a score falls with each token of distance, of a decoder with ``alibi``.
+
+        2^(-8 k / n) for the k-th of n heads; where n is no power of 2, the heads beyond the power below it
+        have every second slope of twice as many.
+        """
+        power = 2 ** int(math.log2(self.heads))
+        slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+        between = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+        return tuple(slopes + between[: self.heads - power])
 
     def window(self, layer: int) -> int:
         """Tokens that a query of a layer sees; 0 for all."""
@@ -231,6 +255,8 @@ class Decoder:
         Those of experts are [experts, inputs, outputs].
         """
         shapes: dict[str, Shape] = {"tokens.table": (self.vocabulary, self.hidden)}
+        if self.embedding_norm:
+            shapes |= dict(self._norm("tokens_norm"))
         if self.positions == "learned":
             shapes["positions.table"] = (self.max_context + self.position_offset, self.hidden)
         for layer in range(self.layers):
@@ -239,22 +265,48 @@ class Decoder:
 
     def block_weights(self, layer: int) -> dict[str, Shape]:
         """Shapes of the weights of one block, by name."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        products: dict[str, Shape] = {
-            "query": (self.hidden, queries),
-            "key": (self.hidden, keys),
-            "value": (self.hidden, keys),
-            "attention": (queries, self.hidden),
+        products = self._attention_products()
+        if not self.has_experts(layer):
+            size = self.dense_feed_forward if layer < self.dense_layers else self.feed_forward
+            products |= self._feed_forward_products("", size)
+            return dict(self._block_weights(f"layers.{layer}", products))
+        experts = self.experts
+        assert experts is not None
+        products["router"] = (self.hidden, experts.count)
+        products |= {
+            name: (experts.count, *shape)
+            for name, shape in self._feed_forward_products("", self.feed_forward).items()
         }
-        experts: Shape = ()
-        if self.experts:
-            products["router"] = (self.hidden, self.experts.count)
-            experts = (self.experts.count,)
-        if self.activation in GATED:
-            products["gate"] = (*experts, self.hidden, self.feed_forward)
-        products["up"] = (*experts, self.hidden, self.feed_forward)
-        products["down"] = (*experts, self.feed_forward, self.hidden)
-        return dict(self._block_weights(f"layers.{layer}", products))
+        if experts.shared:
+            products |= self._feed_forward_products("shared_", experts.shared)
+        shapes = dict(self._block_weights(f"layers.{layer}", products))
+        if experts.corrected:
+            shapes[f"layers.{layer}.router_correction.bias"] = (experts.count,)
+        return shapes
+
+    def _attention_products(self) -> dict[str, Shape]:
+        """Shapes of the weights of attention's products; those of a latent vector also have the head."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        if self.latent is None:
+            products: dict[str, Shape] = {
+                "query": (self.hidden, queries),
+                "key": (self.hidden, keys),
+                "value": (self.hidden, keys),
+            }
+            return products | {"attention": (queries, self.hidden)}
+        latent, still = self.latent, self.head_size - self.turned_size
+        products = {"query_latent": (self.hidden, latent.query_rank)} if latent.query_rank else {}
+        return products | {
+            "query": (latent.query_rank or self.hidden, queries),
+            "latent": (self.hidden, latent.rank + self.turned_size),
+            "key_heads": (self.heads, still, latent.rank),
+            "value_heads": (self.heads, latent.rank, latent.value_size),
+            "attention": (self.heads * latent.value_size, self.hidden),
+        }
+
+    def _feed_forward_products(self, prefix: str, size: int) -> dict[str, Shape]:
+        gate = {f"{prefix}gate": (self.hidden, size)} if self.activation in GATED else {}
+        return {**gate, f"{prefix}up": (self.hidden, size), f"{prefix}down": (size, self.hidden)}
 
     def _block_weights(self, prefix: str, products: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
         if self.input_norms:
@@ -263,13 +315,20 @@ class Decoder:
             yield from self._norm(f"{prefix}.feed_forward_norm")
         for part in ("attention", "feed_forward") if self.result_norms else ():
             yield from self._norm(f"{prefix}.{part}_result_norm")
+        if self.latent:
+            yield from self._norm(f"{prefix}.latent_norm", self.latent.rank)
+            if self.latent.query_rank:
+                yield from self._norm(f"{prefix}.query_latent_norm", self.latent.query_rank)
+        if self.sinks:
+            yield f"{prefix}.sinks.bias", (self.heads,)
         for part in ("query", "key") if self.query_norm else ():
             size = products[part][1] if self.query_norm == "whole" else self.head_size
             yield from self._norm(f"{prefix}.{part}_norm", size)
         for name, shape in products.items():
             yield f"{prefix}.{name}.weight", shape
             if name in self.biases:
-                yield f"{prefix}.{name}.bias", shape[1:]
+                *lead, _, outputs = shape
+                yield f"{prefix}.{name}.bias", (*lead, 1, outputs) if lead else (outputs,)
 
     def head_weights(self) -> dict[str, Shape]:
         """Shapes of the weights after the last block; a tied output has no matrix of its own."""
@@ -291,14 +350,18 @@ class Decoder:
     @property
     def macs_per_token(self) -> int:
         """Multiply-accumulates of all products with weights for one token, without those of attention."""
-        used = self.experts.used if self.experts else 0
-        blocks = sum(
-            math.prod(shape[-2:]) * (used if len(shape) == 3 else 1)
-            for shape in self.block_weights(0).values()
-            if len(shape) > 1
-        )
-        return self.layers * blocks + self.hidden * self.vocabulary
+        return sum(map(self._block_macs, range(self.layers))) + self.hidden * self.vocabulary
+
+    def _block_macs(self, layer: int) -> int:
+        macs = 0
+        for name, shape in self.block_weights(layer).items():
+            if not name.endswith(".weight"):
+                continue
+            is_expert = self.has_experts(layer) and name.split(".")[-2] in FEED_FORWARD_PRODUCTS
+            used = self.experts.used / self.experts.count if is_expert and self.experts else 1
+            macs += round(math.prod(shape) * used)
+        return macs
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Bytes of a token in the KV cache: a key and a value for each of `kv_heads` in each block."""
-        return 2 * self.layers * self.kv_heads * self.head_size * element_bytes
+        return self.layers * self.kv_heads * (self.key_size + self.value_size) * element_bytes

@@ -33,6 +33,12 @@ class Architecture:
         n if each n-th block does not rotate queries and keys; 0 if all do.
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the architecture has no experts.
+    gates : tuple of int
+        Values of ``expert_gating_func`` that change nothing, or are read.
+    has_latent : bool
+        Whether keys and values are made from one vector, and the first blocks may have no experts.
+    names : mapping of str to str
+        Names of weights of a block that are others than those of most architectures.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -45,6 +51,14 @@ class Architecture:
     says_parallel: bool = False
     unturned_period: int = 0
     normalises_shares: bool | None = None
+    gates: tuple[int, ...] = (0, 1)
+    has_latent: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the table may have experts."""
+        return self.normalises_shares is not None
 
 
 _LAYER_NORM = {"norm": "layer"}
@@ -57,6 +71,16 @@ ARCHITECTURES = {
     "qwen3": Architecture(fields={"query_norm": "heads"}),
     "qwen3moe": Architecture(fields={"query_norm": "heads"}, normalises_shares=True),
     "olmoe": Architecture(fields={"query_norm": "whole"}, normalises_shares=False),
+    "deepseek2": Architecture(
+        pairs_neighbours=True, normalises_shares=False, gates=(0, 1, 2), has_latent=True
+    ),
+    "gpt-oss": Architecture(
+        fields={"activation": "clamped_swiglu", "sinks": True},
+        window_period=2,
+        normalises_shares=True,
+        gates=(0, 1, 3),
+        names={"feed_forward_norm": "post_attention_norm"},
+    ),
     "gemma": Architecture(fields=_GEMMA, scales_embedding=True),
     "gemma2": Architecture(
         fields={**_GEMMA, "result_norms": True},
@@ -74,6 +98,12 @@ ARCHITECTURES = {
     "phi3": Architecture(window_period=0),
     "phi2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "parallel": True, "shares_norm": True}),
     "gpt2": Architecture(fields={**_LAYER_NORM, "activation": "gelu", "positions": "learned"}),
+    "bloom": Architecture(
+        fields={**_LAYER_NORM, "activation": "gelu", "positions": "alibi", "embedding_norm": True}
+    ),
+    "falcon": Architecture(
+        fields={**_LAYER_NORM, "activation": "gelu_erf", "parallel": True, "shares_norm": True}
+    ),
     "gptneox": Architecture(fields={**_LAYER_NORM, "activation": "gelu_erf"}, says_parallel=True),
     "starcoder2": Architecture(fields={**_LAYER_NORM, "activation": "gelu"}),
     "stablelm": Architecture(fields=_LAYER_NORM),

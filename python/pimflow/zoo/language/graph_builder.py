@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from pimflow.zoo.language.decoder import GATED, Decoder, Experts
+from pimflow.zoo.language.decoder import Decoder
 
 OPSET = 17
 IR_VERSION = 10  # the first with metadata on values
-_HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
+HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
 _LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of its inputs
-Product = Callable[[str, str], str]
 
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
 
@@ -105,6 +101,8 @@ class GraphBuilder:
         """Rows of the table of tokens, with learned positions if the decoder has them."""
         hidden = self.node("Gather", "tokens", [self.weight("tokens.table"), ids])
         hidden = self.scale("tokens.scaled", hidden, self.decoder.embedding_scale)
+        if self.decoder.embedding_norm:
+            hidden = self.norm("tokens_norm", hidden)
         if self.decoder.positions != "learned":
             return hidden
         positions = self.positions()
@@ -149,21 +147,16 @@ class GraphBuilder:
         return self.node("Slice", name, [source, *places, self.constant("last_axis", [3], np.int64)])
 
     def rotate(self, name: str, source: str, layer: int) -> str:
-        """Rotate heads by their positions: the halves of a head are the two parts of complex numbers."""
-        if self.decoder.positions != "rotary" or layer in self.decoder.unturned_layers:
-            return source
+        """Rotate by positions: the halves of the last axis are the two parts of complex numbers."""
         cosine, sine = self.angles(layer)
-        size, turned = self.decoder.head_size, self.decoder.turned_size
-        rest = [] if turned == size else [self.cut(f"{name}.still", source, turned, size)]
-        moved = self.cut(f"{name}.moved", source, 0, turned) if rest else source
-        first = self.cut(f"{name}.first", moved, 0, turned // 2)
-        second = self.cut(f"{name}.second", moved, turned // 2, turned)
+        turned = self.decoder.turned_size
+        first = self.cut(f"{name}.first", source, 0, turned // 2)
+        second = self.cut(f"{name}.second", source, turned // 2, turned)
         second = self.node("Neg", f"{name}.minus_second", [second])
         swapped = self.node("Concat", f"{name}.other", [second, first], axis=-1)
-        unrotated = self.node("Mul", f"{name}.kept", [moved, cosine])
+        unrotated = self.node("Mul", f"{name}.kept", [source, cosine])
         rotated = self.node("Mul", f"{name}.crossed", [swapped, sine])
-        rotated = self.node("Add", f"{name}.turned", [unrotated, rotated])
-        return self.node("Concat", f"{name}.whole", [rotated, *rest], axis=-1) if rest else rotated
+        return self.node("Add", f"{name}.turned", [unrotated, rotated])
 
     def mask(self) -> str:
         """The mask that is added to scores, [batch, 1, tokens, context]; added to the graph once."""
@@ -176,16 +169,28 @@ class GraphBuilder:
             to=TensorProto.FLOAT,
         )
         hidden = self.node("Sub", "mask.hidden", [self.constant("one", 1.0), visible])
-        added = self.node("Mul", "mask.added", [hidden, self.constant("hide", _HIDE)])
+        added = self.node("Mul", "mask.added", [hidden, self.constant("hide", HIDE)])
         mask = self.node("Unsqueeze", "mask", [added, self.constant("axes_1_2", [1, 2], np.int64)])
         if self.tokens > 1:
             columns = np.arange(self.context) > np.arange(self.context - self.tokens, self.context)[:, None]
-            later = self.constant("mask.later", columns[None, None] * _HIDE)
+            later = self.constant("mask.later", columns[None, None] * HIDE)
             mask = self.node("Add", "mask.causal", [mask, later])
             # Both masks may hide a column: their sum would be infinite in fp16.
-            mask = self.node("Max", "mask.bounded", [mask, self.constant("hide", _HIDE)])
+            mask = self.node("Max", "mask.bounded", [mask, self.constant("hide", HIDE)])
         self._mask = mask
         return mask
+
+    def fall(self, name: str, scores: str) -> str:
+        """Add to scores what falls with the distance of a key, if positions are such slopes.
+
+        What is added to all scores of a query alike changes nothing: distances are those of the last token.
+        """
+        if self.decoder.positions != "alibi":
+            return scores
+        distances = np.arange(self.context) - (self.context - 1)
+        falls = np.array(self.decoder.slopes)[:, None] * distances
+        term = self.constant("falls", falls[None, :, None].astype(np.float32))
+        return self.node("Add", f"{name}.falling", [scores, term])
 
     def hide_outside(self, name: str, scores: str, window: int) -> str:
         """Add a term to scores that hides keys before the window of a query; none if it sees all."""
@@ -193,7 +198,7 @@ class GraphBuilder:
             return scores
         places, queries = np.arange(self.context), np.arange(self.context - self.tokens, self.context)
         outside = places <= queries[:, None] - window
-        term = self.constant(f"window_{window}", outside[None, None] * np.float32(_HIDE))
+        term = self.constant(f"window_{window}", outside[None, None] * np.float32(HIDE))
         return self.node("Add", f"{name}.windowed", [scores, term])
 
     def heads(self, name: str, source: str, count: int) -> str:
@@ -203,203 +208,6 @@ class GraphBuilder:
             "Reshape", f"{name}.split", [source, self.constant(f"{count}_heads", shape, np.int64)]
         )
         return self.node("Transpose", f"{name}.heads", [split], perm=[0, 2, 1, 3])
-
-    def append_to_cache(self, layer: int, part: str, source: str) -> str:
-        """Append keys or values to those in the cache; the result is an output of the graph."""
-        d = self.decoder
-        name, past_tokens = present_name(layer, part), self.context - self.tokens
-        shape = (self.batch, d.kv_heads, self.context, d.head_size)
-        self.present.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-        if not past_tokens:
-            return self.node("Identity", name, [source])
-        past_values = self.input(
-            past_name(layer, part), (*shape[:2], past_tokens, d.head_size), TensorProto.FLOAT
-        )
-        return self.node("Concat", name, [past_values, source], axis=2)
-
-    def repeat_heads(self, name: str, source: str) -> str:
-        """Repeat each head of keys or values for all heads of queries that share it."""
-        d = self.decoder
-        if d.group == 1:
-            return source
-        apart = self.node("Unsqueeze", f"{name}.apart", [source, self.constant("axis_2", [2], np.int64)])
-        repeated_shape = [self.batch, d.kv_heads, d.group, self.context, d.head_size]
-        repeated_shape = self.constant("repeated", repeated_shape, np.int64)
-        repeated = self.node("Expand", f"{name}.repeated", [apart, repeated_shape])
-        merged_shape = [self.batch, d.heads, self.context, d.head_size]
-        return self.node(
-            "Reshape", f"{name}.shared", [repeated, self.constant("shared", merged_shape, np.int64)]
-        )
-
-    def query_and_key(self, name: str, layer: int, source: str) -> list[str]:
-        """Queries and keys in heads, with their norms, rotated."""
-        results = []
-        for part, count in (("query", self.decoder.heads), ("key", self.decoder.kv_heads)):
-            part_name, norm = f"{name}.{part}", self.decoder.query_norm
-            result = self.product(part_name, source)
-            result = self.norm(f"{part_name}_norm", result) if norm == "whole" else result
-            result = self.heads(part_name, result, count)
-            result = self.norm(f"{part_name}_norm", result) if norm == "heads" else result
-            results.append(self.rotate(part_name, result, layer))
-        return results
-
-    def attention(self, name: str, layer: int, source: str) -> str:
-        """Attention over the cache and the step's tokens, with its four products."""
-        d = self.decoder
-        query, key = self.query_and_key(name, layer, source)
-        value = self.heads(f"{name}.value", self.product(f"{name}.value", source), d.kv_heads)
-        key = self.repeat_heads(f"{name}.key", self.append_to_cache(layer, "key", key))
-        value = self.repeat_heads(f"{name}.value", self.append_to_cache(layer, "value", value))
-        key = self.node("Transpose", f"{name}.key.columns", [key], perm=[0, 1, 3, 2])
-        scores = self.node("MatMul", f"{name}.scores", [query, key])
-        scale = self.constant("scale", d.attention_scale)
-        scores = self.node("Mul", f"{name}.scaled", [scores, scale])
-        scores = self.cap(f"{name}.scores", scores, d.score_softcap)
-        scores = self.node("Add", f"{name}.masked", [scores, self.mask()])
-        scores = self.hide_outside(name, scores, d.window(layer))
-        scores = self.node("Softmax", f"{name}.softmax", [scores], axis=-1)
-        mixed = self.node("MatMul", f"{name}.mixed", [scores, value])
-        mixed = self.node("Transpose", f"{name}.mixed.tokens", [mixed], perm=[0, 2, 1, 3])
-        joined = [self.batch, self.tokens, d.heads * d.head_size]
-        mixed = self.node(
-            "Reshape", f"{name}.mixed.joined", [mixed, self.constant("joined", joined, np.int64)]
-        )
-        return self.product(f"{name}.attention", mixed)
-
-    def feed_forward(self, name: str, source: str, product: Product | None = None) -> str:
-        """The feed-forward part of a block; `product` adds a product by its name and its operand."""
-        product = product or self.product
-        wide = product(f"{name}.up", source)
-        activation = self.decoder.activation
-        if activation in GATED:
-            gate = self.activate(name, activation, product(f"{name}.gate", source))
-            wide = self.node("Mul", f"{name}.gated", [gate, wide])
-        else:
-            wide = self.activate(name, activation, wide)
-        return product(f"{name}.down", wide)
-
-    def expert_mixture(self, name: str, source: str) -> str:
-        """The experts that the router chooses, added by their shares: [batch, tokens, hidden].
-
-        If all tokens together go through fewer experts than there are, the weights of those are gathered;
-        else every expert computes all tokens, and those that did not choose it have no share of it.
-        """
-        experts = self.decoder.experts
-        assert experts is not None
-        shares, choices = self.router_choices(f"{name}.router", source, experts)
-        if self.batch * self.tokens * experts.used < experts.count:
-            return self.mixture_of_chosen(name, source, shares, choices)
-        return self.mixture_of_all(name, source, shares, choices, experts)
-
-    def router_choices(self, name: str, source: str, experts: Experts) -> tuple[str, str]:
-        """Shares and numbers of the chosen experts, both [batch, tokens, used]."""
-        shares = self.node("Softmax", f"{name}.shares", [self.product(name, source)], axis=-1)
-        largest, choices = f"{name}.largest", f"{name}.choices"
-        used = self.constant("experts_used", [experts.used], np.int64)
-        self.nodes.append(helper.make_node("TopK", [shares, used], [largest, choices], largest, axis=-1))
-        if experts.normalised:
-            last = self.constant("axes_last", [-1], np.int64)
-            total = self.node("ReduceSum", f"{name}.total", [largest, last], keepdims=1)
-            largest = self.node("Div", f"{name}.normalised", [largest, total])
-        return largest, choices
-
-    def mixture_of_chosen(self, name: str, source: str, shares: str, choices: str) -> str:
-        """Each chosen expert by itself, [batch, tokens, used, 1, size], and their sum by shares."""
-        rows = self.node("Unsqueeze", f"{name}.rows", [source, self.constant("axes_2_3", [2, 3], np.int64)])
-
-        def product(part: str, operand: str) -> str:
-            """A product with the weights of the chosen experts."""
-            weights = self.node("Gather", f"{part}.chosen", [self.weight(f"{part}.weight"), choices], axis=0)
-            return self.node("MatMul", part, [operand, weights])
-
-        results = self.feed_forward(name, rows, product)
-        result_axes = self.constant("axes_3_4", [3, 4], np.int64)
-        factors = self.node("Unsqueeze", f"{name}.factors", [shares, result_axes])
-        parts = self.node("Mul", f"{name}.parts", [results, factors])
-        chosen_axes = self.constant("axes_2_3", [2, 3], np.int64)
-        return self.node("ReduceSum", f"{name}.mixed_experts", [parts, chosen_axes], keepdims=0)
-
-    def mixture_of_all(self, name: str, source: str, shares: str, choices: str, experts: Experts) -> str:
-        """Every expert with all tokens, [batch, experts, tokens, size], and their sum by shares."""
-        numbers = self.constant("expert_numbers", np.arange(experts.count), np.int64)
-        last = self.constant("axes_last", [-1], np.int64)
-        choices = self.node("Unsqueeze", f"{name}.choices", [choices, last])
-        chosen = self.node("Equal", f"{name}.is_chosen", [choices, numbers])
-        chosen = self.node("Cast", f"{name}.chosen", [chosen], to=TensorProto.FLOAT)
-        placed = self.node(
-            "Mul", f"{name}.placed", [chosen, self.node("Unsqueeze", f"{name}.columns", [shares, last])]
-        )
-        second = self.constant("axis_2", [2], np.int64)
-        table = self.node("ReduceSum", f"{name}.share_table", [placed, second], keepdims=0)
-        table = self.node("Transpose", f"{name}.share_rows", [table], perm=[0, 2, 1])
-        factors = self.node("Unsqueeze", f"{name}.factors", [table, last])
-        first = self.constant("axis_1", [1], np.int64)
-        rows = self.node("Unsqueeze", f"{name}.rows", [source, first])
-        results = self.feed_forward(name, rows, self.product)
-        parts = self.node("Mul", f"{name}.parts", [results, factors])
-        return self.node("ReduceSum", f"{name}.mixed_experts", [parts, first], keepdims=0)
-
-    def activate(self, name: str, activation: str, x: str) -> str:
-        """The activation of a block."""
-        if activation == "relu":
-            return self.node("Relu", f"{name}.active", [x])
-        if activation == "swiglu":
-            return self.node("Mul", f"{name}.active", [x, self.node("Sigmoid", f"{name}.sigmoid", [x])])
-        if activation != "gelu_erf":
-            return self.gelu(f"{name}.gelu", x)
-        ratio = self.node("Mul", f"{name}.ratio", [x, self.constant("gelu.ratio", math.sqrt(0.5))])
-        more = self.node(
-            "Add", f"{name}.more", [self.node("Erf", f"{name}.erf", [ratio]), self.constant("one", 1.0)]
-        )
-        half = self.node("Mul", f"{name}.half", [more, self.constant("half", 0.5)])
-        return self.node("Mul", f"{name}.active", [x, half])
-
-    def gelu(self, name: str, x: str) -> str:
-        """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
-        square = self.node("Mul", f"{name}.square", [x, x])
-        cube = self.node("Mul", f"{name}.cube", [square, x])
-        cube = self.node("Mul", f"{name}.part", [cube, self.constant("gelu.cube", 0.044715)])
-        inner = self.node("Add", f"{name}.sum", [x, cube])
-        inner = self.node("Mul", f"{name}.inner", [inner, self.constant("gelu.root", math.sqrt(2 / math.pi))])
-        inner = self.node("Tanh", f"{name}.tanh", [inner])
-        inner = self.node("Add", f"{name}.more", [inner, self.constant("one", 1.0)])
-        inner = self.node("Mul", f"{name}.half", [inner, self.constant("half", 0.5)])
-        return self.node("Mul", name, [x, inner])
-
-    def block(self, hidden: str, layer: int) -> str:
-        """A block: attention and feed-forward with their norms, each added to a residual."""
-        name, d = f"layers.{layer}", self.decoder
-        source = self.norm(f"{name}.attention_norm", hidden) if d.input_norms else hidden
-        attended = self.add_residual(f"{name}.attended", hidden, self.attention(name, layer, source))
-        before = hidden if d.parallel else attended
-        if d.input_norms and not d.shares_norm:
-            source = self.norm(f"{name}.feed_forward_norm", before)
-        elif not d.input_norms:
-            source = before
-        mix = self.feed_forward if d.experts is None else self.expert_mixture
-        return self.add_residual(f"{name}.sum", attended, mix(name, source))
-
-    def add_residual(self, name: str, hidden: str, result: str) -> str:
-        """Add the result of attention or of the feed-forward part to the hidden state."""
-        block, _, kind = name.rpartition(".")
-        if self.decoder.result_norms:
-            part = "attention" if kind == "attended" else "feed_forward"
-            result = self.norm(f"{block}.{part}_result_norm", result)
-        return self.node(
-            "Add", name, [hidden, self.scale(f"{name}.scaled", result, self.decoder.residual_scale)]
-        )
-
-    def logits(self, hidden: str) -> str:
-        """The norm after the last block, and the product with the vocabulary."""
-        hidden, d = self.norm("norm", hidden), self.decoder
-        if d.tied:
-            table = self.node("Transpose", "head.table", [self.weight("tokens.table")], perm=[1, 0])
-            logits = self.node("MatMul", "head.product" if "head" in d.biases else "head", [hidden, table])
-            if "head" in d.biases:
-                logits = self.node("Add", "head", [logits, self.weight("head.bias")])
-        else:
-            logits = self.product("head", hidden)
-        return self.cap("logits", self.scale("logits.scaled", logits, d.logit_scale), d.logit_softcap)
 
     def product_without_bias(self, name: str, source: str) -> str:
         """A product with a weight, without its bias."""

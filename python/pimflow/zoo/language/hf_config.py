@@ -5,15 +5,15 @@ Every key has an effect here, is known to have none on inference, or the folder 
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language import angle_scaling
 from pimflow.zoo.language.angle_scaling import AngleScaling
-from pimflow.zoo.language.decoder import Experts
+from pimflow.zoo.language.decoder import CLAMPED_GAIN, CLAMPED_LIMIT
+from pimflow.zoo.language.hf_config_file import Config, config_key
+from pimflow.zoo.language.hf_experts import experts, latent_fields
 from pimflow.zoo.language.hf_types import ModelType
 
 _ACTIVATIONS = {
@@ -25,67 +25,6 @@ _ACTIVATIONS = {
     "gelu": "gelu_erf",
     "relu": "relu",
 }
-# Keys without effect on inference, or on a model that is read from its weights.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "activation_dropout",
-        "architectures",
-        "attention_dropout",
-        "attn_pdrop",
-        "auto_map",
-        "bos_token_id",
-        "classifier_dropout",
-        "decoder_start_token_id",
-        "dropout",
-        "dtype",
-        "embd_pdrop",
-        "embed_dropout",
-        "embedding_dropout",
-        "eos_token_id",
-        "hidden_dropout",
-        "id2label",
-        "init_std",
-        "initializer_range",
-        "is_decoder",
-        "label2id",
-        "layerdrop",
-        "layer_norm_elementwise_affine",
-        "max_window_layers",
-        "model_type",
-        "n_ctx",
-        "original_max_position_embeddings",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "reorder_and_upcast_attn",
-        "resid_pdrop",
-        "residual_dropout",
-        "return_dict",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "task_specific_params",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "vocab_size",
-        "_remove_final_layer_norm",
-        "hidden_act",
-        "cache_implementation",
-        "qk_layernorm_eps",
-    ]
-)
-
-
 _SCALES = ("mscale", "mscale_all_dim")
 # Keys of the scalings of angles, by their kinds.
 _SCALINGS = {
@@ -94,73 +33,6 @@ _SCALINGS = {
     "yarn": {"factor", "attention_factor", "beta_fast", "beta_slow", "truncate", *_SCALES},
     "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
-
-
-class Config:
-    """The configuration of a folder; keys that are not read are refused."""
-
-    def __init__(self, folder: Path) -> None:
-        self.where = f"'{folder}'"
-        try:
-            tree = json.loads((folder / "config.json").read_bytes())
-        except OSError as error:
-            raise ModelError(
-                f"{self.where}: has no config.json that can be read: {error.strerror or error}"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{self.where}: config.json is no JSON: {one_line(str(error))[:80]}") from None
-        if not isinstance(tree, dict):
-            raise ModelError(f"{self.where}: config.json is no JSON object")
-        self.tree: dict[str, Any] = tree
-        self._read = set(_WITHOUT_EFFECT)
-
-    def value(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """A value, or `default` for none or null; raises `ModelError` if it is of another type."""
-        self._read.add(name)
-        value = self.tree.get(name)
-        if value is None:
-            return default
-        if kind is float and type(value) is int:
-            value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind in (int, float)):
-            raise ModelError(f"{self.where}: config.json has a {type(value).__name__} as {name}")
-        return value
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A size; raises `ModelError` if it is none."""
-        value = self.value(name, int, default)
-        if value is None or value < 1:
-            raise ModelError(f"{self.where}: config.json has no {name}, a number from 1 on")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive number; raises `ModelError` if it is none."""
-        value = self.value(name, float, default)
-        if value is None or not 0 < value < math.inf:
-            raise ModelError(f"{self.where}: config.json has no {name}, a finite number above zero")
-        return float(value)
-
-    def require(self, name: str, *neutral: object) -> None:
-        """Raise `ModelError` if a key has another value than the `neutral` ones, which change nothing."""
-        self._read.add(name)
-        value = self.tree.get(name)
-        if value is not None and value not in neutral:
-            raise ModelError(
-                f"{self.where}: config.json has {one_line(str(value))[:40]} as {name}, which is not supported"
-            )
-
-    def require_all_read(self) -> None:
-        """Raise `ModelError` if there is a key that nothing has read."""
-        if unread := sorted(self.tree.keys() - self._read):
-            raise ModelError(
-                f"{self.where}: config.json has the key '{one_line(unread[0])[:80]}', which is not supported "
-                "but may change the results"
-            )
-
-
-def config_key(model: ModelType, name: str) -> str:
-    """The name of a size in the configuration."""
-    return model.sizes.get(name, name)
 
 
 def norm_epsilon(config: Config, model: ModelType) -> float:
@@ -177,11 +49,14 @@ def variant_fields(
 ) -> dict[str, Any]:
     """Fields of a decoder that only some kinds of models have."""
     fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
+    if model.has_latent:
+        heads = config.size(config_key(model, "num_attention_heads"))
+        fields |= latent_fields(config, model, heads, layers)
     fields["windows"] = _windows(config, model, layers)
     fields["unturned_layers"] = _layers_without_rotation(config, model, layers)
-    fields["experts"] = _experts(config, model)
-    if model.fields.get("positions") != "learned":
-        fields |= _angles(config, kind, model, head_size)
+    fields["experts"] = experts(config, kind, model, layers)
+    if model.fields.get("positions", "rotary") == "rotary":
+        fields |= _angles(config, kind, model, fields.get("rotary_size", head_size))
     for name in ("embedding_multiplier", "residual_multiplier"):
         if kind == "granite":
             fields[name.replace("multiplier", "scale")] = config.number(name, 1.0)
@@ -201,6 +76,14 @@ def variant_fields(
             fields[name] = given
     if kind == "gpt_neox":
         fields["parallel"] = config.value("use_parallel_residual", bool, True)
+    if kind == "falcon":
+        fields["kv_heads"] = 1
+        config.value("num_kv_heads", int)  # of the other kind of Falcon
+        config.require("multi_query", True)
+        config.require("parallel_attn", True)
+        config.require("num_ln_in_parallel_attn", 1)
+    for name in ("new_decoder_architecture", "alibi", "apply_residual_connection_post_layernorm"):
+        config.require(name, False)
     config.require("use_parallel_residual", False, *([True] if kind == "gpt_neox" else []))
     config.require("scale_attn_weights", True)
     config.require("scale_attn_by_inverse_layer_idx", False)
@@ -209,15 +92,16 @@ def variant_fields(
     config.require("word_embed_proj_dim", hidden)
     config.require("qk_layernorm", False)
     config.require("use_bidirectional_attention", False)
-    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias", "use_qkv_bias"):
+    for name in ("attention_bias", "mlp_bias", "enable_bias", "use_bias", "use_qkv_bias", "bias"):
         config.value(name, bool)  # tensors say which products have one
     return fields
 
 
 def _activation(config: Config, kind: str, model: ModelType) -> str:
     """The activation; of models whose feed-forward has a gate, with that."""
-    names = ("hidden_activation", "hidden_act", "activation_function")
-    default = {"gemma": "gelu_pytorch_tanh", "opt": "relu", "gpt2": "gelu_new", "gpt_neox": "gelu"}
+    names = ("hidden_activation", "hidden_act", "activation_function", "activation")
+    default = {"gemma": "gelu_pytorch_tanh", "opt": "relu", "gpt2": "gelu_new"}
+    default |= dict.fromkeys(("gpt_neox", "falcon"), "gelu")
     given = [config.value(name, str) for name in names]
     name = next((value for value in given if value), default.get(kind.split("2")[0].split("3")[0], "silu"))
     if kind == "gemma":
@@ -225,6 +109,10 @@ def _activation(config: Config, kind: str, model: ModelType) -> str:
     if name not in _ACTIVATIONS:
         raise ModelError(f"{config.where}: has the activation '{one_line(name)[:40]}': not supported")
     activation, gated = _ACTIVATIONS[name], "gate" in model.names
+    if (fixed := model.fields.get("activation", activation)) != activation:
+        config.require("swiglu_alpha", CLAMPED_GAIN)
+        config.require("swiglu_limit", CLAMPED_LIMIT)
+        return str(fixed)
     if gated and activation == "gelu":
         return "geglu"
     if gated != (activation == "swiglu"):
@@ -242,23 +130,6 @@ def _layers_without_rotation(config: Config, model: ModelType, layers: int) -> f
     if len(turns) < layers or any(type(turn) is not int for turn in turns):
         raise ModelError(f"{config.where}: no_rope_layers in config.json is no number for each layer")
     return frozenset(layer for layer in range(layers) if not turns[layer])
-
-
-def _experts(config: Config, model: ModelType) -> Experts | None:
-    """The experts of each layer; raises `ModelError` if only some layers have them."""
-    if not model.has_experts:
-        return None
-    config.require("decoder_sparse_step", 1)
-    config.require("mlp_only_layers", [])
-    config.require("clip_qkv")
-    if "moe_intermediate_size" in model.sizes.values():
-        config.value("intermediate_size", int)  # of layers without experts
-    shares = model.normalises_shares
-    if shares is None:
-        shares = config.value("norm_topk_prob", bool, False)
-    count = config.value("num_experts", int)  # transformers 5 writes the other name
-    count = config.size("num_local_experts", count)
-    return Experts(count=count, used=config.size("num_experts_per_tok"), normalised=shares)
 
 
 def _windows(config: Config, model: ModelType, layers: int) -> tuple[int, ...]:

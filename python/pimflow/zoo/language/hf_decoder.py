@@ -9,15 +9,19 @@ import functools
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
-from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder, Shape
-from pimflow.zoo.language.hf_config import Config, config_key, norm_epsilon, variant_fields
+from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Shape
+from pimflow.zoo.language.hf_config import norm_epsilon, variant_fields
+from pimflow.zoo.language.hf_config_file import Config, config_key
 from pimflow.zoo.language.hf_types import MODEL_TYPES, ModelType
 from pimflow.zoo.language.safetensors_file import StoredTensor, read_tensors
+
+_FOURFOLD = ("gpt2", "bloom", "falcon")  # a feed-forward part is four times as wide, unless a key says it
 
 
 def read_decoder(folder: Path) -> Decoder:
@@ -45,7 +49,7 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
             f"{config.where}: is a '{one_line(kind)[:40]}'; of folders, these kinds are supported: "
             f"{', '.join(MODEL_TYPES)}"
         )
-    model = MODEL_TYPES[kind]
+    model = _model_type(config)
     layers, heads = (
         config.size(config_key(model, f"num_{part}")) for part in ("hidden_layers", "attention_heads")
     )
@@ -53,30 +57,66 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
     head_size = config.size("head_dim", hidden // heads)
     names = _Names(model, tensors)
     has_head = f"{model.names['head']}.weight" in tensors
-    fields = {**model.fields, **variant_fields(config, kind, model, hidden, head_size, layers)}
-    longest = config.size(config_key(model, "max_position_embeddings"))
+    longest = config.size(config_key(model, "max_position_embeddings"), model.max_context)
+    sizes = {
+        "kv_heads": config.size("num_key_value_heads", heads),
+        "head_size": head_size,
+        "max_context": longest,
+        **model.fields,
+        **variant_fields(config, kind, model, hidden, head_size, layers),
+    }
     decoder = Decoder(
         name=one_line(folder.name),
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=config.size("num_key_value_heads", heads),
-        head_size=head_size,
         feed_forward=config.size(
-            config_key(model, "intermediate_size"), 4 * hidden if kind == "gpt2" else None
+            config_key(model, "intermediate_size"), 4 * hidden if kind in _FOURFOLD else None
         ),
         vocabulary=names.tensor(f"{model.names['tokens']}.weight").shape[0],
         norm_epsilon=norm_epsilon(config, model),
-        max_context=fields.pop("max_context", longest),
         tied=config.value("tie_word_embeddings", bool, model.tied and not has_head) or not has_head,
         biases=names.products_with_bias(),
         file=os.fspath(folder),
         source=config.where,
-        **fields,
+        **sizes,
     )
     config.require_all_read()
     _require_tensors(decoder, names, config.where)
     return decoder
+
+
+def _model_type(config: Config) -> ModelType:
+    """The kind of a model, with the names of the weights that this model has."""
+    model = MODEL_TYPES[config.tree["model_type"]]
+    if model.has_latent and not config.value("q_lora_rank", int, 0):
+        model = replace(model, names={**model.names, "query": model.names["whole_query"]})
+    if model.has_latent:
+        pairs = config.value("rope_interleave", bool, True)
+        model = replace(model, pairs_neighbours=pairs)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a weight is in a folder.
+
+    Attributes
+    ----------
+    tensors : tuple of str
+        Its tensor; of experts that are not joined, one for each.
+    shape : tuple of int
+        The shape of each of them.
+    outputs : ndarray or slice
+        Which of the outputs that a tensor has are those of the weight.
+    inputs_first : bool
+        Whether a product is stored as [inputs, outputs].
+    """
+
+    tensors: tuple[str, ...]
+    shape: Shape
+    outputs: np.ndarray | slice = field(default_factory=lambda: slice(None))
+    inputs_first: bool = False
 
 
 class _Names:
@@ -89,17 +129,18 @@ class _Names:
         self.model, self.tensors, self._prefix = model, tensors, prefix
 
     def name(self, weight: str, expert: int | None = None) -> str:
-        """The name of the tensor of a weight, of one expert if experts have it."""
+        """The name of the tensor of a weight, of one expert if each has its own."""
         *block, part, kind = weight.split(".")
-        name = self.model.names[part].format(expert)
-        name = self.model.names["block"].format(block[1]) + name if block else name
-        suffix = "bias" if kind == "bias" else "weight"
-        return f"{name.removeprefix(self._prefix) if self._bare else name}.{suffix}"
-
-    def names(self, weight: str, shape: Shape) -> list[str]:
-        """The names of the tensors of a weight of `shape`: of experts, one for each."""
-        numbers = range(shape[0]) if len(shape) == 3 else [None]
-        return [self.name(weight, number) for number in numbers]
+        names = self.model.names
+        is_dense = expert is None and not self.model.joins_experts
+        name = names[f"dense_{part}" if is_dense and f"dense_{part}" in names else part].format(expert)
+        name = names["block"].format(block[1]) + name if block else name
+        suffix = ".bias" if kind == "bias" else ".weight"
+        if part in ("sinks", "router_correction"):
+            suffix = ""
+        elif self.model.joins_experts and part in FEED_FORWARD_PRODUCTS:
+            suffix = "_bias" if kind == "bias" else ""
+        return f"{name.removeprefix(self._prefix) if self._bare else name}{suffix}"
 
     def tensor(self, name: str) -> StoredTensor:
         """A tensor by its name; raises `ModelError` if there is none."""
@@ -116,50 +157,70 @@ class _Names:
         biased = {part for part in (*parts, "head") if self.name(f"{part}.bias") in self.tensors}
         return frozenset(part.rpartition(".")[2] for part in biased)
 
-    def rows(self, decoder: Decoder, weight: str) -> np.ndarray | slice:
-        """The outputs of a product in its tensor, which may have several products."""
-        part = weight.split(".")[-2]
+    def place(self, decoder: Decoder, weight: str, shape: Shape) -> _Place:
+        """Where a weight of `shape` is."""
+        part, kind = weight.split(".")[-2:]
+        if kind in ("table", "scale") or part in ("sinks", "router_correction"):
+            return _Place(tensors=(self.name(weight),), shape=shape)
+        inputs, (count, outputs) = shape[-2:][0], self._outputs(decoder, part, shape[-1])
+        if part in ("key_heads", "value_heads"):
+            latent = decoder.latent
+            assert latent is not None
+            count = decoder.heads * (decoder.head_size - decoder.turned_size + latent.value_size)
+            return _Place(tensors=(self.name(weight),), shape=(count, latent.rank))
+        is_product = kind == "weight"
+        if len(shape) == 3 and self.model.joins_experts:
+            stored = (shape[0], inputs, count) if is_product else (shape[0], count)
+            return _Place(tensors=(self.name(weight),), shape=stored, outputs=outputs, inputs_first=True)
+        turned = self.model.transposed
+        stored = ((inputs, count) if turned else (count, inputs)) if is_product else (count,)
+        numbers = range(shape[0]) if len(shape) == 3 else [None]
+        tensors = tuple(self.name(weight, number) for number in numbers)
+        return _Place(tensors=tensors, shape=stored, outputs=outputs, inputs_first=turned)
+
+    def _outputs(self, decoder: Decoder, part: str, count: int) -> tuple[int, np.ndarray | slice]:
+        """How many outputs the tensor of a product has, and which of them are those of the product."""
         queries, keys = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
         names = self.model.names
-        if part in ("query", "key", "value") and names["query"] == names["key"]:
+        if part in ("query", "key", "value") and names["query"] == names.get("key"):
             if self.model.by_head:
                 index = ("query", "key", "value").index(part)
                 heads = np.arange(3 * queries).reshape(decoder.heads, 3, decoder.head_size)
-                return heads[:, index].reshape(-1)
+                return 3 * queries, heads[:, index].reshape(-1)
             begin = {"query": 0, "key": queries, "value": queries + keys}[part]
-            return slice(begin, begin + (queries if part == "query" else keys))
+            return queries + 2 * keys, slice(begin, begin + count)
         if part in ("gate", "up") and names.get("gate") == names["up"]:
-            begin = 0 if part == "gate" else decoder.feed_forward
-            return slice(begin, begin + decoder.feed_forward)
-        return slice(None)
+            begin = ("gate", "up").index(part)
+            if self.model.joins_experts:
+                return 2 * count, slice(begin, None, 2)
+            return 2 * count, slice(begin * count, (begin + 1) * count)
+        if self.model.pairs_neighbours and part in ("query", "latent"):
+            return count, _halves(decoder, decoder.head_size if part == "query" else count, count)
+        return count, slice(None)
+
+
+def _halves(decoder: Decoder, size: int, count: int) -> np.ndarray:
+    """Outputs of heads of `size`, whose rotated elements lie in pairs, in the order of halves."""
+    still = size - decoder.turned_size
+    order = [*range(still), *range(still, size, 2), *range(still + 1, size, 2)]
+    return np.arange(count).reshape(-1, size)[:, order].reshape(-1)
 
 
 def _require_tensors(decoder: Decoder, names: _Names, where: str) -> None:
     """Raise `ModelError` unless the tensors of a folder are the weights of `decoder`."""
-    read: dict[str, int] = {}
-    tensors = [
-        (weight, shape[-2:], name)
-        for weight, shape in decoder.weights().items()
-        for name in names.names(weight, shape)
-    ]
-    for weight, shape, name in tensors:
-        try:
-            stored = names.tensor(name).shape
-        except ModelError as error:
-            raise ModelError(f"{where}: {error}") from None
-        is_product = weight.endswith(".weight")
-        expected = shape[::-1] if is_product and not names.model.transposed else shape
-        axis = len(shape) - 1 if names.model.transposed or not is_product else 0
-        rows = names.rows(decoder, weight)
-        fits = len(stored) == len(expected) and stored[:axis] == expected[:axis]
-        whole = isinstance(rows, slice) and rows.start is None
-        if not fits or stored[axis + 1 :] != expected[axis + 1 :] or (whole and stored != expected):
-            raise ModelError(f"{where}: tensor '{name}' has shape {stored}, not {expected}")
-        read[name] = read.get(name, 0) + expected[axis]
-        if read[name] > stored[axis]:
-            raise ModelError(f"{where}: tensor '{name}' has shape {stored}, which is too small")
+    read: set[str] = set()
+    for weight, shape in decoder.weights().items():
+        place = names.place(decoder, weight, shape)
+        for name in place.tensors:
+            try:
+                stored = names.tensor(name).shape
+            except ModelError as error:
+                raise ModelError(f"{where}: {error}") from None
+            if stored != place.shape:
+                raise ModelError(f"{where}: tensor '{name}' has shape {stored}, not {place.shape}")
+        read.update(place.tensors)
     ignored = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")  # made from the configuration
-    unread = {name for name in names.tensors.keys() - read.keys() if not name.endswith(ignored)}
+    unread = {name for name in names.tensors.keys() - read if not name.endswith(ignored)}
     unread -= {names.name("head.weight")} if decoder.tied else set()
     if unread:
         raise ModelError(
@@ -172,20 +233,21 @@ def weight(folder: str, name: str) -> np.ndarray:
     """Read a weight by its name in `Decoder.weights`, in fp32."""
     path = Path(folder)
     decoder = read_decoder(path)
-    model = MODEL_TYPES[Config(path).tree["model_type"]]
-    names, shape = _Names(model, read_tensors(path)), decoder.weights()[name]
-    if len(shape) == 3:
-        result = np.empty(shape, np.float32)
-        for expert, tensor in enumerate(names.names(name, shape)):
-            result[expert] = names.tensor(tensor).values().T
-        return result
-    values, rows = names.tensor(names.name(name)).values(), names.rows(decoder, name)
-    if name.endswith(".weight"):
-        values = values[:, rows] if model.transposed else values[rows].T
-    elif name.endswith(".bias"):
-        values = values[rows]
-    result = np.ascontiguousarray(values, np.float32)
-    return result + np.float32(model.scale_offset) if name.endswith(".scale") else result
+    names, shape = _Names(_model_type(Config(path)), read_tensors(path)), decoder.weights()[name]
+    place, part = names.place(decoder, name, shape), name.split(".")[-2]
+    values = np.empty((len(place.tensors), *place.shape), np.float32)
+    for index, tensor in enumerate(place.tensors):
+        values[index] = names.tensor(tensor).values()
+    if part in ("key_heads", "value_heads"):
+        still = decoder.head_size - decoder.turned_size
+        heads = values[0].reshape(decoder.heads, -1, place.shape[1])
+        result = heads[:, :still] if part == "key_heads" else heads[:, still:].swapaxes(1, 2)
+    elif name.endswith(".weight") and not place.inputs_first:
+        result = values[:, place.outputs].swapaxes(1, 2).reshape(shape)
+    else:
+        result = values[..., place.outputs].reshape(shape)
+    result = np.ascontiguousarray(result)
+    return result + np.float32(names.model.scale_offset) if name.endswith(".scale") else result
 
 
 def storage_types(folder: str) -> str:

@@ -68,6 +68,16 @@ _NEOX = {
     "up": "mlp.dense_h_to_4h",
     "down": "mlp.dense_4h_to_h",
 }
+_BLOOM = {
+    **_NEOX,
+    "tokens": "transformer.word_embeddings",
+    "tokens_norm": "transformer.word_embeddings_layernorm",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "block": "transformer.h.{}.",
+    **dict.fromkeys(("query", "key", "value"), "self_attention.query_key_value"),
+    "attention": "self_attention.dense",
+}
 _OPT = {
     "tokens": "model.decoder.embed_tokens",
     "positions": "model.decoder.embed_positions",
@@ -100,6 +110,28 @@ _EXPERTS = {
     "up": "mlp.experts.{}.up_proj",
     "down": "mlp.experts.{}.down_proj",
 }
+_DEEPSEEK = {
+    **{part: name for part, name in _EXPERTS.items() if part not in ("key", "value")},
+    "query_latent": "self_attn.q_a_proj",
+    "query_latent_norm": "self_attn.q_a_layernorm",
+    "query": "self_attn.q_b_proj",
+    "whole_query": "self_attn.q_proj",
+    "latent": "self_attn.kv_a_proj_with_mqa",
+    "latent_norm": "self_attn.kv_a_layernorm",
+    "key_heads": "self_attn.kv_b_proj",
+    "value_heads": "self_attn.kv_b_proj",
+    "router_correction": "mlp.gate.e_score_correction_bias",
+    **{f"dense_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"shared_{part}": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+}
+_GPT_OSS = {
+    **_LLAMA,
+    "sinks": "self_attn.sinks",
+    "router": "mlp.router",
+    "gate": "mlp.experts.gate_up_proj",
+    "up": "mlp.experts.gate_up_proj",
+    "down": "mlp.experts.down_proj",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +156,8 @@ class ModelType:
         Share of a head that is rotated, if the configuration does not say it.
     tied : bool
         Whether the output is tied if the configuration does not say it.
+    max_context : int, optional
+        Tokens of the longest context if the configuration does not say it.
     window : str
         Which layers have the sliding window that the configuration gives: ``all``, none if empty, or those
         that ``pattern`` or the key ``layer_types`` says.
@@ -132,6 +166,15 @@ class ModelType:
     has_experts : bool
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the configuration says it.
+    joins_experts : bool
+        Whether a layer has one tensor of all experts, [experts, inputs, outputs], in which gate and up take
+        turns.
+    pairs_neighbours : bool
+        Whether rotary positions turn neighbouring elements, not halves.
+    has_latent : bool
+        Whether keys and values are made from one vector, and the first layers may have no experts.
+    scores : str
+        How a router's shares are made (`Experts`).
     """
 
     names: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
@@ -142,14 +185,20 @@ class ModelType:
     by_head: bool = False
     turned_share: float = 1.0
     tied: bool = False
+    max_context: int | None = None
     window: str = ""
     pattern: int = 0
     unturned_period: int = 0
     has_experts: bool = False
     normalises_shares: bool | None = None
+    joins_experts: bool = False
+    pairs_neighbours: bool = False
+    has_latent: bool = False
+    scores: str = "softmax"
 
 
 _GEMMA = {"scale_offset": 1.0, "tied": True}
+_MOE_SIZES = {"intermediate_size": "moe_intermediate_size"}
 _LAYER = {"norm": "layer"}
 MODEL_TYPES = {
     "llama": ModelType(),
@@ -162,11 +211,26 @@ MODEL_TYPES = {
     "qwen3_moe": ModelType(
         names=_EXPERTS,
         fields={"query_norm": "heads"},
-        sizes={"intermediate_size": "moe_intermediate_size"},
+        sizes=_MOE_SIZES,
         window="pattern",
         has_experts=True,
     ),
     "olmoe": ModelType(names=_EXPERTS, fields={"query_norm": "whole"}, has_experts=True),
+    "deepseek_v2": ModelType(
+        names=_DEEPSEEK, sizes=_MOE_SIZES, has_experts=True, normalises_shares=False, has_latent=True
+    ),
+    "deepseek_v3": ModelType(
+        names=_DEEPSEEK, sizes=_MOE_SIZES, has_experts=True, has_latent=True, scores="sigmoid"
+    ),
+    "gpt_oss": ModelType(
+        names=_GPT_OSS,
+        fields={"activation": "clamped_swiglu", "sinks": True},
+        window="pattern",
+        pattern=2,
+        has_experts=True,
+        normalises_shares=True,
+        joins_experts=True,
+    ),
     "gemma": ModelType(**_GEMMA),
     "gemma2": ModelType(names=_GEMMA2, fields={"result_norms": True}, window="pattern", pattern=2, **_GEMMA),
     "gemma3_text": ModelType(
@@ -198,6 +262,25 @@ MODEL_TYPES = {
         tied=True,
     ),
     "gpt_neox": ModelType(names=_NEOX, fields=_LAYER, by_head=True, turned_share=0.25),
+    "bloom": ModelType(
+        names=_BLOOM,
+        fields={**_LAYER, "positions": "alibi", "embedding_norm": True, "activation": "gelu"},
+        sizes={
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+        },
+        by_head=True,
+        tied=True,
+        max_context=2048,
+    ),
+    "falcon": ModelType(
+        names=_BLOOM,
+        fields={**_LAYER, "parallel": True, "shares_norm": True},
+        sizes={"intermediate_size": "ffn_hidden_size"},
+        tied=True,
+        max_context=2048,
+    ),
     "opt": ModelType(
         names=_OPT,
         fields={**_LAYER, "positions": "learned", "position_offset": 2},

@@ -27,9 +27,11 @@ class ReferenceDecoder:
     def __init__(self, decoder: Decoder, weights: Mapping[str, np.ndarray], dtype: type = np.float32) -> None:
         self._decoder, self._dtype = decoder, dtype
         self.weights = {name: np.asarray(value, dtype) for name, value in weights.items()}
-        empty = np.zeros((decoder.kv_heads, 0, decoder.head_size), dtype)
-        self.keys = [empty] * decoder.layers
-        self.values = [empty] * decoder.layers
+        heads, keys, values = decoder.kv_heads, decoder.head_size, decoder.head_size
+        if decoder.latent:  # as keys the rotated part that all heads share, as values the vector
+            heads, keys, values = 1, decoder.rotary_size, decoder.latent.rank
+        self.keys = [np.zeros((heads, 0, keys), dtype)] * decoder.layers
+        self.values = [np.zeros((heads, 0, values), dtype)] * decoder.layers
 
     @property
     def length(self) -> int:
@@ -42,6 +44,8 @@ class ReferenceDecoder:
         places = np.arange(self.length, self.length + len(tokens))
         x = w["tokens.table"][tokens]
         x = x * self._dtype(d.embedding_scale)
+        if d.embedding_norm:
+            x = self._normalise(x, "tokens_norm")
         if d.positions == "learned":
             x = x + w["positions.table"][places + d.position_offset]
         for layer in range(d.layers):
@@ -60,7 +64,10 @@ class ReferenceDecoder:
             source = self._before(x, f"{name}.attention_norm")
         else:
             source = self._before(x if d.parallel else attended, f"{name}.feed_forward_norm")
-        part = self._feed_forward(source, name) if d.experts is None else self._experts(source, name)
+        if d.experts is None or layer < d.dense_layers:
+            part = self._feed_forward(source, name)
+        else:
+            part = self._experts(source, name)
         return attended + self._after(part, f"{name}.feed_forward_result_norm")
 
     def _before(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -76,9 +83,10 @@ class ReferenceDecoder:
         return self._dtype(cap) * np.tanh(x / self._dtype(cap)) if cap else x
 
     def _dense(self, x: np.ndarray, name: str, expert: int | None = None) -> np.ndarray:
-        weight = self.weights[f"{name}.weight"]
-        y = x @ (weight if expert is None else weight[expert])
-        return y + self.weights.get(f"{name}.bias", self._dtype(0))
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", self._dtype(0))
+        if expert is None:
+            return x @ weight + bias
+        return x @ weight[expert] + (bias[expert] if np.ndim(bias) else bias)
 
     def _normalise(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._decoder.norm == "layer":
@@ -111,51 +119,106 @@ class ReferenceDecoder:
 
     def _attention(self, x: np.ndarray, layer: int, places: np.ndarray) -> np.ndarray:
         d, name = self._decoder, f"layers.{layer}"
-        query, key = self._heads(x, f"{name}.query"), self._heads(x, f"{name}.key")
-        value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
-        if d.positions == "rotary" and layer not in d.unturned_layers:
-            query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
-        keys = self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
-        values = self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
+        if d.latent:
+            query, keys, values = self._latent_operands(x, layer, places)
+        else:
+            query, key = self._heads(x, f"{name}.query"), self._heads(x, f"{name}.key")
+            value = self._dense(x, f"{name}.value").reshape(len(x), -1, d.head_size).swapaxes(0, 1)
+            if d.positions == "rotary" and layer not in d.unturned_layers:
+                query, key = self._rotate(query, places, layer), self._rotate(key, places, layer)
+            keys, values = self._cached(layer, key, value)
         first = keys.shape[1] - len(x)
         distance = first + np.arange(len(x))[:, None] - np.arange(keys.shape[1])
         allowed = (distance >= 0) & (distance < ((d.windows and d.windows[layer]) or np.inf))
         scale = d.score_scale or 1 / np.sqrt(d.head_size)
-        mixed = np.empty((d.heads, len(x), d.head_size), self._dtype)
+        mixed = np.empty((d.heads, len(x), values.shape[2]), self._dtype)
         for head in range(d.heads):
-            shared = head // d.group
+            shared = head * len(keys) // d.heads
             scores = self._cap(query[head] @ keys[shared].T * self._dtype(scale), d.score_softcap)
+            if d.positions == "alibi":
+                scores = scores - self._dtype(d.slopes[head]) * distance
             scores = np.where(allowed, scores, -np.inf)
-            shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            mixed[head] = shares / shares.sum(axis=-1, keepdims=True) @ values[shared]
+            largest, rest = scores.max(axis=-1, keepdims=True), self._dtype(0)
+            if d.sinks:
+                sink = self.weights[f"{name}.sinks.bias"][head]
+                largest = np.maximum(largest, sink)
+                rest = np.exp(sink - largest)
+            shares = np.exp(scores - largest)
+            mixed[head] = shares / (shares.sum(axis=-1, keepdims=True) + rest) @ values[shared]
         return self._dense(mixed.swapaxes(0, 1).reshape(len(x), -1), f"{name}.attention")
+
+    def _cached(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of all tokens so far."""
+        self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
+        self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
+        return self.keys[layer], self.values[layer]
+
+    def _latent_operands(
+        self, x: np.ndarray, layer: int, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, and the keys and values of every head, made from the vectors of all tokens so far."""
+        d, name = self._decoder, f"layers.{layer}"
+        latent, turned = d.latent, d.rotary_size
+        assert latent is not None
+        source = x
+        if latent.query_rank:
+            source = self._normalise(self._dense(x, f"{name}.query_latent"), f"{name}.query_latent_norm")
+        query = self._dense(source, f"{name}.query").reshape(len(x), d.heads, -1).swapaxes(0, 1)
+        query = np.concatenate([query[..., :-turned], self._rotate(query[..., -turned:], places, layer)], -1)
+        made = self._dense(x, f"{name}.latent")[None]
+        vector = self._normalise(made[..., : latent.rank], f"{name}.latent_norm")
+        rotated, vectors = self._cached(layer, self._rotate(made[..., latent.rank :], places, layer), vector)
+        keys = vectors @ self.weights[f"{name}.key_heads.weight"].swapaxes(1, 2)
+        keys = np.concatenate([keys, np.broadcast_to(rotated, (*keys.shape[:2], turned))], axis=-1)
+        return query, keys, vectors @ self.weights[f"{name}.value_heads.weight"]
 
     def _experts(self, x: np.ndarray, name: str) -> np.ndarray:
         """Each token through the experts of its largest shares, one after the other."""
         experts = self._decoder.experts
         assert experts is not None
-        mixed = np.zeros_like(x)
-        for row, scores in enumerate(self._dense(x, f"{name}.router")):
-            exponentials = np.exp(scores - scores.max())
-            chosen = np.argsort(-exponentials, kind="stable")[: experts.used]
-            whole = exponentials[chosen].sum() if experts.normalised else exponentials.sum()
+        mixed = self._feed_forward(x, name, part="shared_") if experts.shared else np.zeros_like(x)
+        for row, logits in enumerate(self._dense(x, f"{name}.router")):
+            if experts.scores == "softmax":
+                shares = np.exp(logits - logits.max())
+                shares = shares / shares.sum()
+            else:
+                shares = 1 / (1 + np.exp(-logits))
+            chosen = self._choice(shares, name)
+            whole = shares[chosen].sum() if experts.normalised else self._dtype(1)
             for expert in chosen:
                 result = self._feed_forward(x[row : row + 1], name, expert)
-                mixed[row] += exponentials[expert] / whole * result[0]
+                mixed[row] += shares[expert] / whole * self._dtype(experts.factor) * result[0]
         return mixed
 
-    def _feed_forward(self, x: np.ndarray, name: str, expert: int | None = None) -> np.ndarray:
-        wide, activation = self._dense(x, f"{name}.up", expert), self._decoder.activation
-        if activation in ("swiglu", "geglu"):
-            gate = self._dense(x, f"{name}.gate", expert)
-            wide = wide * (gate / (1 + np.exp(-gate)) if activation == "swiglu" else _gelu(gate))
+    def _choice(self, shares: np.ndarray, name: str) -> np.ndarray:
+        """The experts of a token."""
+        experts = self._decoder.experts
+        assert experts is not None
+        ranks = shares + self.weights.get(f"{name}.router_correction.bias", self._dtype(0))
+        groups = ranks.reshape(experts.groups, -1)
+        sums = np.sort(groups, axis=1)[:, -experts.group_best :].sum(axis=1)
+        closed = np.argsort(-sums, kind="stable")[experts.used_groups :]
+        groups[closed] = -np.inf
+        return np.argsort(-groups.reshape(-1), kind="stable")[: experts.used]
+
+    def _feed_forward(
+        self, x: np.ndarray, name: str, expert: int | None = None, part: str = ""
+    ) -> np.ndarray:
+        wide, activation = self._dense(x, f"{name}.{part}up", expert), self._decoder.activation
+        if activation in ("swiglu", "geglu", "clamped_swiglu"):
+            gate = self._dense(x, f"{name}.{part}gate", expert)
+            if activation == "clamped_swiglu":
+                gate, wide = np.minimum(gate, 7), np.clip(wide, -7, 7) + 1
+                wide = wide * gate / (1 + np.exp(-1.702 * gate))
+            else:
+                wide = wide * (gate / (1 + np.exp(-gate)) if activation == "swiglu" else _gelu(gate))
         elif activation == "gelu":
             wide = _gelu(wide)
         elif activation == "gelu_erf":
             wide = wide * (1 + np.vectorize(math.erf)(wide / math.sqrt(2))) / 2
         else:
             wide = np.maximum(wide, 0)
-        return self._dense(wide.astype(self._dtype), f"{name}.down", expert)
+        return self._dense(wide.astype(self._dtype), f"{name}.{part}down", expert)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
