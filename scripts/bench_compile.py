@@ -10,6 +10,7 @@ machine: other processes change the wall time, hardly the CPU time.
 import argparse
 import itertools
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -183,6 +184,10 @@ def picture(figures: dict) -> str:
 
 def main() -> None:
     """Read the arguments of the command line, and do what the top of this file says."""
+    # As after an installation, whatever the machine has as its default: a process that may not keep bytecode
+    # compiles the package, which takes half a second.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: mobilenet-v2; with --zoo, all")
     parser.add_argument("--picture", action="store_true", help="bars of CPU time, for docs/architecture.md")

@@ -62,11 +62,11 @@ class EvaluateConstants:
             is_scan = kind in _SCANS and value.attrs.axis is not None and not value.attrs.exclusive
             if kind not in (*_EVALUATE, *_MOVES) and not is_scan and not _converts(var, value):
                 return None
-            args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args]
+            args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args[:]]
             operands = args[:1] if kind in _MOVES else args[1:] if kind == "full" else args
             arrays = [_array(a) for a in operands]
             if any(a is None for a in arrays):
-                same = all(new.same_as(old) for new, old in zip(args, value.args))
+                same = all(new.same_as(old) for new, old in zip(args, value.args[:]))
                 return None if same else relax.Call(value.op, args, value.attrs, value.ty_args)
             if kind == "permute_dims":
                 axes = value.attrs.axes

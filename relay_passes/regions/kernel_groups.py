@@ -191,7 +191,7 @@ def attention_kernels(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | N
 def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
     """Variables that `bindings` read from outside, in the order of their first use."""
     inside = {binding.var for binding in bindings}
-    read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value))
+    read = (var for binding in bindings for var in relax.analysis.free_vars(binding.value)[:])
     return [var for var in dict.fromkeys(read) if var not in inside]
 
 
@@ -221,7 +221,7 @@ class _Grouping:
     def add(self, binding: relax.VarBinding) -> None:
         """Add the next binding to the group of an operand, or to a group of its own."""
         kind = operator_kind(self._mod, binding.value)
-        operands = [v for v in relax.analysis.free_vars(binding.value) if v in self._producers]
+        operands = [v for v in relax.analysis.free_vars(binding.value)[:] if v in self._producers]
         copy_reason = ""
         if kind in GATHERS:
             copy_reason = self._copy_reason(binding.value) if self._views else "copies are made"
@@ -490,7 +490,9 @@ def _first_reader(readers: Mapping[int, relax.Var]) -> relax.Var:
 def _term_count(value: relax.Expr, inside: Mapping[relax.Var, int]) -> int:
     """Operands and operators in the expression of `value`, with the terms of inlined operands (`inside`)."""
     args = getattr(value, "args", ())
-    operands = [field for arg in args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
+    operands = [
+        field for arg in args[:] for field in (arg.fields[:] if isinstance(arg, relax.Tuple) else [arg])
+    ]
     read = sum(inside.get(operand, 1) if isinstance(operand, relax.Var) else 1 for operand in operands)
     return 1 + OPERAND_USES.get(operator(value), 1) * read
 

@@ -31,7 +31,7 @@ class ReadOrder:
             self._places[binding.var] = place
             kind = operator_kind(mod, binding.value)
             self._elementwise |= {binding.var} if kind in ELEMENTWISE and kind not in GATHERS else set()
-            for var in relax.analysis.free_vars(binding.value):
+            for var in relax.analysis.free_vars(binding.value)[:]:
                 self._readers.setdefault(var, []).append(binding.var)
 
     def is_overtaken(self, anchor: relax.Var, inside: Sequence[relax.Var], var: relax.Var) -> bool:

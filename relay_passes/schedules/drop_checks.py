@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import tvm
 import tvm_ffi
@@ -34,28 +34,29 @@ def _drop_checks(function: tvm.ir.BaseFunc) -> tvm.ir.BaseFunc:
     if not isinstance(function, tirx.PrimFunc) or CHECKED not in (function.attrs or {}):
         return function
     checked = {int(position) for position in function.attrs[CHECKED]}
+    params = function.params[:]
     positions: dict[tirx.Var, set[int]] = {}  # by variable, the arguments from which it is read
     for binding in nodes(function.body, tirx.Bind):
-        positions[binding.var] = _argument_positions(binding.value, positions, function.params)
+        positions[binding.var] = _argument_positions(binding.value, positions, params)
 
     def rewrite(check: tirx.AssertStmt) -> tirx.Stmt:
         """The new value of `var`; None if `value` stays."""
-        remaining = checked & _argument_positions(check.condition, positions, function.params)
+        remaining = checked & _argument_positions(check.condition, positions, params)
         return check if remaining else tirx.Evaluate(0)
 
     return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.AssertStmt, rewrite)]))
 
 
 def _argument_positions(
-    expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: tvm_ffi.Array
+    expr: tirx.Expr, positions: dict[tirx.Var, set[int]], params: Sequence[tirx.Var]
 ) -> Set[int]:
     """Positions of the arguments, packed in `params`, on which `expr` depends."""
     argument_positions: set[int] = set()
     for node in nodes(expr, tirx.Var, tvm.ir.Call):
         if isinstance(node, tirx.Var):
             argument_positions |= positions.get(node, set())
-        elif getattr(node.op, "name", "") == "tirx.tvm_struct_get" and any(
-            node.args[0].same_as(param) for param in params
-        ):
-            argument_positions.add(int(node.args[1]))
+        elif getattr(node.op, "name", "") == "tirx.tvm_struct_get":
+            struct, index, *_ = node.args[:]
+            if any(struct.same_as(param) for param in params):
+                argument_positions.add(int(index))
     return argument_positions

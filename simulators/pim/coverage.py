@@ -14,32 +14,18 @@ This shares no code with the lowering. A program with another order, placement o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.commands import (
-    MAX_DEPTH,
-    Af,
-    Affine,
-    Comp,
-    GAct,
-    Gwrite,
-    Loop,
-    Node,
-    Readres,
-    Wrbias,
-    Write,
-)
+from pimflow.core.command_tables import COLUMNS, COUNT, KIND, UNIT, A, B, CommandNest
+from pimflow.core.commands import KINDS
 from pimflow.core.program import PimProgram
 from pimflow.simulators.pim.store_coverage import StoreCoverage, is_store_only, store_coverage
 
 MAX_RUNS = 4_000_000  # limit of runs of COMPs and other commands of a channel: some 1.5 GB
-# Columns of a table of commands; from `_STEPS` on the coefficients of `_A`, then of `_B`.
-_KIND, _UNIT, _A, _B, _COUNT, _COLUMNS, _STEPS = range(7)
-_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS, _AF = range(7)
-_NOTHING = Affine(0)
+_GWRITE, _G_ACT, _COMP, _READRES, _WRITE, _WRBIAS, _AF = range(len(KINDS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +100,21 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     Coverage or None
         None if a channel has more than `MAX_RUNS` runs of commands.
     """
-    if max(_run_count(nodes) for nodes in program.channels) > MAX_RUNS:
+    nests: dict[int, CommandNest] = {}  # channels may have the very same words
+    for words in map(program.channel_words, range(len(program.channels))):
+        if id(words) not in nests:
+            nests[id(words)] = CommandNest(words)
+    if max(nest.iterations for nest in nests.values()) > MAX_RUNS:
         return None
     g, layer = program.geometry, program.vector_geometry
     reads: list[np.ndarray] = [np.empty((2, 0), np.int64)]
     missing = repeated = foreign = unread = misstarted = misactivated = 0
-    rows: dict[int, tuple[int, ...]] = {}
     known: dict[bytes, tuple[ProductCoverage, np.ndarray]] = {}
-    for nodes in program.channels:
-        table = _table(nodes, 0, rows)
-        origin, key = _relative_commands(table, program)
+    for channel in range(len(program.channels)):
+        nest = nests[id(program.channel_words(channel))]
+        origin, key = _relative_commands(nest, program)
         if key not in known:
-            channel_coverage, sums = _channel_products(table, program)
+            channel_coverage, sums = _channel_products(nest.expand(), program)
             known[key] = channel_coverage, np.stack(sums) - origin
         channel_coverage, relative_sums = known[key]
         reads.append(relative_sums + origin)
@@ -150,22 +139,24 @@ def product_coverage(program: PimProgram) -> ProductCoverage | None:
     )
 
 
-def _relative_commands(table: np.ndarray, program: PimProgram) -> tuple[np.ndarray, bytes]:
+def _relative_commands(nest: CommandNest, program: PimProgram) -> tuple[np.ndarray, bytes]:
     """The first pixel and output of a channel, [2, 1], and a digest of its commands relative to these.
 
     Of a dense layer, equal digests mean equal counts: pixels and outputs are only compared with one another,
-    and `lanes` of the last outputs are part of the digest. Other channels count from 0.
+    and the first output is part of the digest if any has fewer lanes than banks compute. Other channels count
+    from 0.
     """
-    table = table[:, :_STEPS].copy()
-    kinds, origin = table[:, _KIND], np.zeros((2, 1), np.int64)
-    at_output = np.isin(kinds, (_READRES, _WRBIAS))
-    lanes = np.minimum(program.tile_banks, program.vector_geometry.oc - table[at_output, _B])
+    rows, origin, last_output = nest.rows.copy(), np.zeros((2, 1), np.int64), b""
     if program.geometry.groups == program.matrices == 1:
-        for axis, column, is_used in ((0, _A, at_output | (kinds == _GWRITE)), (1, _B, at_output)):
+        at_output = (rows[:, KIND] == _READRES) | (rows[:, KIND] == _WRBIAS)
+        for axis, column, is_used in ((0, A, at_output | (rows[:, KIND] == _GWRITE)), (1, B, at_output)):
             if is_used.any():
-                origin[axis] = table[is_used, column].min()
-                table[is_used, column] -= origin[axis]
-    return origin, hashlib.sha256(table.tobytes() + lanes.tobytes()).digest()
+                origin[axis] = rows[is_used, column].min()
+                rows[is_used, column] -= origin[axis]
+        full_lanes = program.vector_geometry.oc - program.tile_banks
+        if (nest.max_values(B)[at_output] > full_lanes).any():
+            last_output = origin[1].tobytes()
+    return origin, hashlib.sha256(nest.shape + rows.tobytes() + last_output).digest()
 
 
 def _channel_products(
@@ -173,15 +164,15 @@ def _channel_products(
 ) -> tuple[ProductCoverage, tuple[np.ndarray, np.ndarray]]:
     """Coverage of one channel, whose latches are independent; pixel and first output of its sums."""
     K, oc = program.vector_geometry.reduction, program.vector_geometry.oc
-    reads = np.flatnonzero(table[:, _KIND] == _READRES)
+    reads = np.flatnonzero(table[:, KIND] == _READRES)
     starts_right, sums = _sums(table, reads, program)
-    outputs_read = np.minimum(program.tile_banks, oc - table[reads, _B])
+    outputs_read = np.minimum(program.tile_banks, oc - table[reads, B])
     misstarted = int(outputs_read[~starts_right].sum())
     misactivated = int(outputs_read[~_activations(table, reads, sums, program)].sum())
     heads = reads[np.unique(sums, return_index=True)[1]]
-    pixels, outputs = table[heads, _A], table[heads, _B]
+    pixels, outputs = table[heads, A], table[heads, B]
     lanes = np.minimum(program.tile_banks, oc - outputs)
-    comps = np.flatnonzero(table[:, _KIND] == _COMP)
+    comps = np.flatnonzero(table[:, KIND] == _COMP)
     right_row = _has_open_row(table, comps, program.computing_gangs)
     work, writes = _vectors(table, comps, program)
     owner = np.append(sums, len(heads))[_next_read(table, reads, work[:, 0])]  # the sum of each piece of work
@@ -228,9 +219,9 @@ def _operands(
     is_written = writes >= 0
     write = table[np.where(is_written, writes, 0)]
     offset = work[:, 1] % program.buffer_columns
-    columns = np.maximum(write[:, _COLUMNS], 1)
-    pixel = np.where(is_written, write[:, _A] + offset // columns, -1)
-    first = write[:, _B] + offset % columns * program.elements_per_column
+    columns = np.maximum(write[:, COLUMNS], 1)
+    pixel = np.where(is_written, write[:, A] + offset // columns, -1)
+    first = write[:, B] + offset % columns * program.elements_per_column
     remaining = program.vector_geometry.reduction - first
     return pixel, first, np.clip(remaining, 0, work[:, 2] * program.elements_per_column) * is_written
 
@@ -242,11 +233,11 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
     """
     is_right = np.full(len(reads), not program.initial)
     resumed = np.full(len(reads), -1)  # place of the WRBIAS that resumes the sum
-    on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS)))
-    has_starts = bool((table[:, _KIND] == _WRBIAS).any())  # without any, no sum is set or resumed
+    on_latches = np.flatnonzero(np.isin(table[:, KIND], (_COMP, _READRES, _WRBIAS)))
+    has_starts = bool((table[:, KIND] == _WRBIAS).any())  # without any, no sum is set or resumed
     for latch in range(program.latches if has_starts else 0):
-        places = on_latches[table[on_latches, _UNIT] == latch]
-        kind = table[places, _KIND]
+        places = on_latches[table[on_latches, UNIT] == latch]
+        kind = table[places, KIND]
         latch_reads = np.flatnonzero(kind == _READRES)
         ends = np.concatenate(([-1], latch_reads))
         starts = np.flatnonzero(kind == _WRBIAS)
@@ -257,18 +248,18 @@ def _sums(table: np.ndarray, reads: np.ndarray, program: PimProgram) -> tuple[np
         if len(starts):
             first = starts[np.minimum(since, len(starts) - 1)]
             start, read = table[places[first]], table[places[latch_reads]]
-            resumes = (count > 0) & (start[:, _COUNT] == 1)
+            resumes = (count > 0) & (start[:, COUNT] == 1)
             # The WRBIAS is the first command on the latch since the READRES before, so no product is lost.
-            set_right = (count == 1) & (first == ends[:-1] + 1) & (start[:, _B] == read[:, _B])
-            same_pixel = start[:, _A] == read[:, _A]
+            set_right = (count == 1) & (first == ends[:-1] + 1) & (start[:, B] == read[:, B])
+            same_pixel = start[:, A] == read[:, A]
             if program.initial:
                 fits &= set_right & (same_pixel | (program.initial == "bias"))
             fits = np.where(resumes, set_right & same_pixel, fits)
             resume_places = np.where(resumes & fits, places[first], -1)
         read_indices = np.searchsorted(reads, places[latch_reads])
         is_right[read_indices], resumed[read_indices] = fits, resume_places
-    order = np.lexsort((reads, table[reads, _B], table[reads, _A]))
-    targets = table[reads[order]][:, [_A, _B]]
+    order = np.lexsort((reads, table[reads, B], table[reads, A]))
+    targets = table[reads[order]][:, [A, B]]
     follows = np.append(False, (np.diff(targets, axis=0) == 0).all(axis=1))[: len(order)]
     # A sum that is resumed was read before its WRBIAS.
     before = np.append(-1, reads[order][:-1])[: len(order)]
@@ -283,13 +274,13 @@ def _activations(table: np.ndarray, reads: np.ndarray, sums: np.ndarray, program
     """For each READRES, whether its sum is activated as required: once, if the sum is complete."""
     last = np.zeros(len(reads), bool)
     last[len(reads) - 1 - np.unique(sums[::-1], return_index=True)[1]] = True
-    if not (table[:, _KIND] == _AF).any():
+    if not (table[:, KIND] == _AF).any():
         return ~last if program.activation else np.ones(len(reads), bool)
     is_right = np.zeros(len(reads), bool)
-    on_latches = np.flatnonzero(np.isin(table[:, _KIND], (_COMP, _READRES, _WRBIAS, _AF)))
+    on_latches = np.flatnonzero(np.isin(table[:, KIND], (_COMP, _READRES, _WRBIAS, _AF)))
     for latch in range(program.latches):
-        places = on_latches[table[on_latches, _UNIT] == latch]
-        kind = table[places, _KIND]
+        places = on_latches[table[on_latches, UNIT] == latch]
+        kind = table[places, KIND]
         latch_reads = np.flatnonzero(kind == _READRES)
         applied = np.cumsum(kind == _AF)
         count = np.diff(applied[latch_reads], prepend=0)
@@ -307,14 +298,14 @@ def _vectors(table: np.ndarray, comps: np.ndarray, program: PimProgram) -> tuple
     A piece is: place in `table`, first column, columns, position in `comps`.
     """
     rows = table[comps]
-    runs = np.stack([comps, rows[:, _B], rows[:, _COUNT], np.arange(len(comps))], axis=1)
+    runs = np.stack([comps, rows[:, B], rows[:, COUNT], np.arange(len(comps))], axis=1)
     writes = _last_writes(table, runs, program)
     offset = runs[:, 1] % program.buffer_columns
     end = offset + runs[:, 2]
     write = table[np.maximum(writes, 0)]
-    columns = np.maximum(write[:, _COLUMNS], 1)
+    columns = np.maximum(write[:, COLUMNS], 1)
     has_one_vector = (
-        (writes >= 0) & (end <= write[:, _COUNT] * columns) & (offset // columns == (end - 1) // columns)
+        (writes >= 0) & (end <= write[:, COUNT] * columns) & (offset // columns == (end - 1) // columns)
     )
     counts = runs[~has_one_vector, 2]
     single = np.repeat(runs[~has_one_vector], counts, axis=0)
@@ -330,9 +321,9 @@ def _last_writes(table: np.ndarray, work: np.ndarray, program: PimProgram) -> np
     offset = work[:, 1] % program.buffer_columns
     for buffer in range(program.buffers):
         # A COMP names its latch, which belongs to a buffer.
-        buffer_work = np.flatnonzero(table[work[:, 0], _UNIT] % program.buffers == buffer)
-        writes = np.flatnonzero((table[:, _KIND] == _GWRITE) & (table[:, _UNIT] == buffer))
-        bursts = table[writes, _COUNT] * table[writes, _COLUMNS]
+        buffer_work = np.flatnonzero(table[work[:, 0], UNIT] % program.buffers == buffer)
+        writes = np.flatnonzero((table[:, KIND] == _GWRITE) & (table[:, UNIT] == buffer))
+        bursts = table[writes, COUNT] * table[writes, COLUMNS]
         last = np.searchsorted(writes, work[buffer_work, 0]) - 1
         # Columns beyond the last GWRITE still hold those of an earlier, longer one.
         unresolved = np.flatnonzero(last >= 0)
@@ -347,20 +338,20 @@ def _has_open_row(table: np.ndarray, comps: np.ndarray, gangs: int) -> np.ndarra
     """For each COMP or AF, whether its row is open in all gangs that compute."""
     is_open = np.ones(len(comps), bool)
     for gang in range(gangs):
-        opens = np.flatnonzero((table[:, _KIND] == _G_ACT) & (table[:, _UNIT] == gang))
+        opens = np.flatnonzero((table[:, KIND] == _G_ACT) & (table[:, UNIT] == gang))
         if not len(opens):
             return np.zeros(len(comps), bool)
         last = np.searchsorted(opens, comps) - 1
-        is_open &= (last >= 0) & (table[opens[np.maximum(last, 0)], _A] == table[comps, _A])
+        is_open &= (last >= 0) & (table[opens[np.maximum(last, 0)], A] == table[comps, A])
     return is_open
 
 
 def _next_read(table: np.ndarray, reads: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Position in `reads` of the READRES that reads what a COMP adds; ``len(reads)`` for none."""
     owner = np.full(len(places), len(reads))
-    buffers = table[places, _UNIT]
+    buffers = table[places, UNIT]
     for buffer in np.unique(buffers):
-        of_buffer = np.flatnonzero(table[reads, _UNIT] == buffer)
+        of_buffer = np.flatnonzero(table[reads, UNIT] == buffer)
         in_buffer = buffers == buffer
         following = np.searchsorted(reads[of_buffer], places[in_buffer])
         owner[in_buffer] = np.append(of_buffer, len(reads))[following]
@@ -376,7 +367,7 @@ def _have_same_weights(
     program: PimProgram,
 ) -> np.ndarray:
     """For each piece of work, whether its columns hold the weights that most of their uses assume."""
-    cell = table[work[:, 0], _A] * program.columns_per_row + work[:, 1]
+    cell = table[work[:, 0], A] * program.columns_per_row + work[:, 1]
     uses = np.stack([cell, work[:, 2], output, first], axis=1)[is_right]
     # Count equal uses together: programs use the same weights for thousands of pixels.
     same, inverse, times = _distinct(uses)
@@ -470,66 +461,3 @@ class _ProductCounter:
     def count_any(self, begin: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Products with as many outputs as a COMP has, where no READRES names the outputs."""
         return length * self.all_outputs
-
-
-def _run_count(nodes: Sequence[Node]) -> int:
-    return sum(node.extent * _run_count(node.body) if isinstance(node, Loop) else 1 for node in nodes)
-
-
-def _table(nodes: Sequence[Node], depth: int, rows: dict[int, tuple[int, ...]]) -> np.ndarray:
-    """A table with one row for each command node and iteration of the loops from `depth` on, in order.
-
-    `rows` keeps those of nodes by identity: channels have most of them in common.
-    """
-    pieces, plain = [np.empty((0, _STEPS + 2 * MAX_DEPTH), np.int64)], []
-    for node in nodes:
-        if not isinstance(node, Loop):
-            row = rows.get(id(node))
-            if row is None:
-                row = rows[id(node)] = _row(node)
-            plain.append(row)
-            continue
-        if plain:
-            pieces.append(np.array(plain, np.int64))
-            plain = []
-        body = _table(node.body, depth + 1, rows)
-        turn = np.repeat(np.arange(node.extent), len(body))
-        turns = np.tile(body, (node.extent, 1))
-        turns[:, _A] += turn * turns[:, _STEPS + depth]
-        turns[:, _B] += turn * turns[:, _STEPS + MAX_DEPTH + depth]
-        pieces.append(turns)
-    if plain:
-        pieces.append(np.array(plain, np.int64))
-    return np.concatenate(pieces)
-
-
-def _row(node: Node) -> tuple[int, ...]:
-    if isinstance(node, Gwrite):
-        fixed, a, b = (_GWRITE, node.buffer, node.pixels, node.columns), node.pixel, node.k
-    elif isinstance(node, GAct):
-        fixed, a, b = (_G_ACT, node.gang, 1, 1), node.row, _NOTHING
-    elif isinstance(node, Comp):
-        fixed, a, b = (_COMP, node.buffer, node.count, 1), node.row, node.column
-    elif isinstance(node, Af):
-        fixed, a, b = (_AF, node.buffer, 1, 1), node.row, _NOTHING
-    elif isinstance(node, Write):
-        fixed, a, b = (_WRITE, node.gang, node.count, node.banks), node.row, node.column
-    else:
-        assert isinstance(node, Readres | Wrbias)
-        kind, count = (_WRBIAS, node.resumed) if isinstance(node, Wrbias) else (_READRES, 1)
-        fixed, a, b = (kind, node.buffer, count, 1), node.pixel, node.channel
-    kind, unit, count, columns = fixed
-    padding_a = (0,) * (MAX_DEPTH - len(a.coefficients))
-    padding_b = (0,) * (MAX_DEPTH - len(b.coefficients))
-    return (
-        kind,
-        unit,
-        a.base,
-        b.base,
-        count,
-        columns,
-        *a.coefficients,
-        *padding_a,
-        *b.coefficients,
-        *padding_b,
-    )

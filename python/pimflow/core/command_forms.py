@@ -35,6 +35,18 @@ _CLASSES = {opcode: cls for cls, opcode in OPCODES.items()}
 operands = {cls: attrgetter(*names) for cls, names in _AFFINE.items() if cls is not Loop}
 
 
+def _operand_words(cls: type[Node]) -> dict[str, int]:
+    """By field, the position of its first word among those of a command."""
+    positions, position = dict[str, int](), 2
+    for name, is_affine in _AFFINE[cls].items():
+        positions[name] = position
+        position += 1 + MAX_DEPTH if is_affine else 1
+    return positions
+
+
+OPERAND_WORDS = {cls: _operand_words(cls) for cls in NAMES if cls is not Loop}
+
+
 def encode(node: Node, words: list[int]) -> None:
     """Append the int64 words of `node`; see `PimProgram.channel_words`."""
     start = len(words)
@@ -75,11 +87,9 @@ def _decode_command(words: tuple[int, ...]) -> CommandNode:
     """The command of its words."""
     cls: type[Any] = _CLASSES[words[0]]
     values: dict[str, Any] = {}
-    position = 2
-    for name, is_affine in _AFFINE[cls].items():
-        size = 1 + MAX_DEPTH if is_affine else 1
-        values[name] = _affine(words[position : position + size]) if is_affine else words[position]
-        position += size
+    for name, position in OPERAND_WORDS[cls].items():
+        is_affine = _AFFINE[cls][name]
+        values[name] = _affine(words[position : position + 1 + MAX_DEPTH]) if is_affine else words[position]
     command: CommandNode = cls(**values)
     return command
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 MAX_DEPTH = 4
 _SIZE_LIMIT = 1 << 31
 
@@ -188,48 +186,6 @@ def expand(nodes: Sequence[Node], counters: tuple[int, ...], bursts: Bursts) -> 
 
 KINDS = ("GWRITE", "G_ACT", "COMP", "READRES", "WRITE", "WRBIAS", "AF")
 FIELDS = ("gang", "buffer", "row", "column", "bursts")  # of a `Command`, after its name
-_ROW, _COLUMN, _COUNT = 3, 4, 6
-_ROW_STEPS = 7  # first of the coefficients of the row; those of the column follow
-
-
-def expand_table(nodes: Sequence[Node], bursts: Bursts) -> np.ndarray:
-    """What `expand` yields, [commands, 6]: index into `KINDS`, then `FIELDS`; -1 where there is none."""
-    runs = _run_rows(nodes, 0, bursts)
-    counts = runs[:, _COUNT]
-    table = np.repeat(runs[:, :_COUNT], counts, axis=0)
-    table[:, _COLUMN] += np.arange(len(table)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return table
-
-
-def _run_rows(nodes: Sequence[Node], depth: int, bursts: Bursts) -> np.ndarray:
-    """A row for each command node and iteration of the loops from `depth` on; see `_run_row`."""
-    pieces, command_rows = [np.empty((0, _ROW_STEPS + 2 * MAX_DEPTH), np.int64)], []
-    for node in nodes:
-        if not isinstance(node, Loop):
-            command_rows.append(_run_row(node, bursts))
-            continue
-        if command_rows:
-            pieces.append(np.array(command_rows, np.int64))
-            command_rows = []
-        body = _run_rows(node.body, depth + 1, bursts)
-        iteration = np.repeat(np.arange(node.extent), len(body))
-        body_rows = np.tile(body, (node.extent, 1))
-        body_rows[:, _ROW] += iteration * body_rows[:, _ROW_STEPS + depth]
-        body_rows[:, _COLUMN] += iteration * body_rows[:, _ROW_STEPS + MAX_DEPTH + depth]
-        pieces.append(body_rows)
-    if command_rows:
-        pieces.append(np.array(command_rows, np.int64))
-    return np.concatenate(pieces)
-
-
-def _run_row(node: CommandNode, bursts: Bursts) -> tuple[int, ...]:
-    """A command node as a row: kind, `FIELDS`, count, and coefficients of its row and column."""
-    missing = Affine(-1)
-    gang, buffer = getattr(node, "gang", -1), getattr(node, "buffer", -1)
-    row, column = getattr(node, "row", missing), getattr(node, "column", missing)
-    steps = [affine.coefficients + ZERO_COEFFICIENTS[len(affine.coefficients)] for affine in (row, column)]
-    kind, count = OPCODES[type(node)] - 1, node.count if isinstance(node, Comp) else 1
-    return (kind, gang, buffer, row.base, column.base, bursts.burst_count(node), count, *steps[0], *steps[1])
 
 
 def command_leaves(

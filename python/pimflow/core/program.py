@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pimflow.core.command_forms import CommandStream, encode, parse_nodes, print_nodes
+from pimflow.core.command_tables import expand_table
 from pimflow.core.commands import (
     Af,
     Affine,
@@ -34,7 +35,6 @@ from pimflow.core.commands import (
     check_size,
     command_leaves,
     expand,
-    expand_table,
     residues,
     value_range,
 )
@@ -249,7 +249,7 @@ class PimProgram:
 
     def table(self, channel: int) -> np.ndarray:
         """The channel's commands as an array; see `expand_table`."""
-        return expand_table(self.channels[channel], self.bursts)
+        return expand_table(self.channel_words(channel), self.bursts)
 
     def channel_words(self, channel: int) -> np.ndarray:
         """The channel's stream as the int64 words that the C++ core walks.

@@ -6,11 +6,11 @@ the hook is not installed there.
 - If PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
   That takes over a second. Commands and their workers pass no such values to TVM.
 - TVM's sessions on several machines and its back ends for devices raise over a hundred errors in C++ while
-  they are imported; at the first one, the symbols of all libraries are read. That takes 0.3 s. Where there is
+  they are imported; at the first one, the symbols of all libraries are read. That takes 0.2 s. Where there is
   a CUDA driver, the back ends are loaded as in any program; elsewhere `targets` loads that of CUDA before
   code is generated for it.
-- Methods of TVM's schedules compare all arguments with their annotations, in Python: a tenth of code
-  generation. Tests of the passes run with these checks.
+- Methods of TVM's schedules compare all arguments with their annotations, in Python. Tests of the passes run
+  with these checks.
 """
 
 from __future__ import annotations
