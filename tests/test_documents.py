@@ -71,6 +71,7 @@ FIGURES_OF_SENTENCES = (
     "misses by more than 3 % becomes a point",
     "a median error of 5 %, a bias within 1 %, τ of 0.93 and ratios within 5 %",
     "outputs move by 1 % or more",
+    "75 % of the ideal would need",
 )
 
 
