@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_OPEN_SIZE = "Cannot use and / or / not operator to Expr"  # what TVM says if one is compared
+
+
 def is_program(model: object) -> bool:
     """Whether `model` is a program of PyTorch, imported or not, or the path of a ``.pt2`` file."""
     if isinstance(model, TorchProgram):
@@ -134,6 +137,8 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
         except Exception as error:  # any error of the importer's operators
             reason = last_line(error)
+            if _OPEN_SIZE in reason:
+                reason = "an operator compares open sizes; export it with fixed ones"
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
             raise kind(f"'{name}' cannot be imported: {reason}") from error
     buffers = written_buffers(functional)
