@@ -96,7 +96,7 @@ def test_pytorch_can_be_imported_after_tvm(tmp_path):
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-def test_commands_load_backends_of_tvm_only_where_they_generate_code_for_them():
+def test_commands_load_backends_only_where_they_generate_code():
     code = (
         "from pimflow.host import partial_tvm; partial_tvm.install(); import ctypes, tvm\n"
         "from tvm.backend import loader; from pimflow.pim_backend.runtime import targets\n"

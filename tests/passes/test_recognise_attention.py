@@ -303,7 +303,7 @@ def test_scores_that_no_key_stands_for_are_sinks(shifted):
     """As gpt-oss has them: joined to the scores, and dropped behind the softmax."""
     torch = pytest.importorskip("torch")
 
-    class CachedStep(torch.nn.Module):
+    class StepWithSinks(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.sinks = torch.nn.Parameter(torch.arange(4.0) / 3)
@@ -318,7 +318,7 @@ def test_scores_that_no_key_stands_for_are_sinks(shifted):
     dims = [(1, 4, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
     rng = np.random.default_rng(0)
     operands = [torch.from_numpy(rng.normal(size=item).astype(np.float32)) for item in dims]
-    step = CachedStep().eval()
+    step = StepWithSinks().eval()
     network = frontend.load(torch.export.export(step, tuple(operands)))
     (attention,) = attention_calls(network.module)
     assert attention.sinks and attention.kv_heads == 2

@@ -55,9 +55,7 @@ def steps(searched, tmp_path_factory):
     return str(path)
 
 
-def test_a_stored_table_serves_as_the_searched_one_and_the_same_seed_gives_the_same_bytes(
-    capsys, searched, steps
-):
+def test_a_stored_table_serves_the_same_bytes_as_the_searched_one(capsys, searched, steps):
     first, second = (run(capsys, *DRAWN, "--steps", steps, "--json") for _ in range(2))
     assert first == second and first[0] == 0
     assert json.loads(first[1]) == searched.to_json()
