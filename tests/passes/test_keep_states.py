@@ -22,7 +22,7 @@ def decoder(past: int, mask: str) -> onnx.ModelProto:
     return DecoderModel(kv_heads=2, past=past, mask=mask).model()
 
 
-class StepRunner:
+class StepMachine:
     """A step of a network whose caches stay in place."""
 
     def __init__(self, network: Network) -> None:
@@ -44,7 +44,7 @@ class StepRunner:
 
 def test_a_window_from_lengths_follows_the_position():
     """Its constant mask hides the first places of a full cache, where the step's tokens begin."""
-    step, past = StepRunner(frontend.load(decoder(CONTEXT - 1, "window"), context=CONTEXT)), None
+    step, past = StepMachine(frontend.load(decoder(CONTEXT - 1, "window"), context=CONTEXT)), None
     for position, token in enumerate([3, 1, 4, 1, 5, 9, 2, 6]):
         ids, visible = np.array([[token]]), (np.arange(CONTEXT) <= position).astype("float32")
         logits = step(input_ids=ids, attention_mask=visible[None], position=np.array([position]))
@@ -76,7 +76,7 @@ def test_an_input_called_position_is_the_models_own():
     network = frontend.load(base, context=CONTEXT)
     assert (network.position, network.inputs["position"]) == ("position_", ((1, 1), "int64"))
     rng, full = np.random.default_rng(0), CONTEXT - 1
-    step = StepRunner(network)
+    step = StepMachine(network)
     past = {name: rng.normal(size=(1, 2, full, 8)).astype("float32") for name in CACHES}
     for name, values in past.items():
         whole = np.concatenate([values, np.full((1, 2, 1, 8), 7, "float32")], axis=2)

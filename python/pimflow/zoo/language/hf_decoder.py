@@ -235,9 +235,8 @@ def weight(folder: str, name: str) -> np.ndarray:
     decoder = read_decoder(path)
     names, shape = _Names(_model_type(Config(path)), read_tensors(path)), decoder.weights()[name]
     place, part = names.place(decoder, name, shape), name.split(".")[-2]
-    values = np.empty((len(place.tensors), *place.shape), np.float32)
-    for index, tensor in enumerate(place.tensors):
-        values[index] = names.tensor(tensor).values()
+    stored = [names.tensor(tensor).values() for tensor in place.tensors]
+    values = stored[0][None] if len(stored) == 1 else np.stack(stored)  # one stays mapped
     if part in ("key_heads", "value_heads"):
         still = decoder.head_size - decoder.rotation_size
         heads = values[0].reshape(decoder.heads, -1, place.shape[1])
@@ -246,7 +245,7 @@ def weight(folder: str, name: str) -> np.ndarray:
         result = values[:, place.outputs].swapaxes(1, 2).reshape(shape)
     else:
         result = values[..., place.outputs].reshape(shape)
-    result = np.ascontiguousarray(result)
+    result = np.ascontiguousarray(result, np.float32)
     return result + np.float32(names.model.scale_offset) if name.endswith(".scale") else result
 
 
