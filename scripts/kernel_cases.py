@@ -141,7 +141,7 @@ def primitive_kernels(name: str, layers: Sequence[ConvGeometry] = LAYERS) -> Pla
     return PlainKernels(
         module=tvm.IRModule(functions),
         target=target_by_name("cuda+pim"),
-        multiprocessors=pimflow.system().gpu.sms,
+        limits=pimflow.system().gpu.kernel_limits("fp32"),
     )
 
 
