@@ -105,6 +105,15 @@ class ProductTile:
         loaded = self.rows * across + self.columns * down
         return HALF_BYTES * self.depth * (loaded + self.rows + self.columns)
 
+    def blocks(self, shape: ProductShape) -> int:
+        """Blocks of a product in such tiles."""
+        tiles_of_one = ceil(shape.rows / self.rows) * ceil(shape.columns / self.columns)
+        return shape.batch * tiles_of_one * self.split
+
+    def steps(self, shape: ProductShape) -> int:
+        """Steps of a block."""
+        return ceil(shape.depth / self.split / self.depth)
+
     def fits(self, limits: KernelLimits) -> bool:
         """Whether a block is within `limits`, and a multiprocessor holds `MIN_RESIDENT` of them."""
         shared_bytes = min(limits.shared_bytes, limits.multiprocessor_shared_bytes // MIN_RESIDENT)
@@ -143,9 +152,7 @@ def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
 
 def product_ns(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> float:
     """Time of a product in tiles, without its first launch; see the top of this file."""
-    blocks = shape.batch * ceil(shape.rows / tile.rows) * ceil(shape.columns / tile.columns) * tile.split
-    of_one = ceil(blocks / limits.multiprocessors)
-    steps = ceil(shape.depth / tile.split / tile.depth)
+    of_one, steps = ceil(tile.blocks(shape) / limits.multiprocessors), tile.steps(shape)
     waves = max(1.0, of_one / max(1, tile.resident(limits)))
     ns = waves * (steps + EXTRA_STEPS) * limits.step_ns
     ns += of_one * steps * tile.step_bytes / limits.shared_bytes_per_ns
