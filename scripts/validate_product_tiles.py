@@ -167,8 +167,8 @@ def counting_table(kernels: list[MeasuredKernel], gpu: GpuSpec) -> list[str]:
         assert chosen is not None
         lines.append(
             f"| {shape.rows} x {shape.columns} x {shape.depth} | {ns / 1e3:.1f} "
-            f"| {moved / bandwidth / ns:.0%} | {kernel.macs / multiplied / ns:.0%} | {_tile_cells(shape, known.tile, limits)} "
-            f"| {_tile_cells(shape, chosen, limits)} |"
+            f"| {moved / bandwidth / ns:.0%} | {kernel.macs / multiplied / ns:.0%} "
+            f"| {_tile_cells(shape, known.tile, limits)} | {_tile_cells(shape, chosen, limits)} |"
         )
     return lines
 

@@ -36,6 +36,7 @@ EXTRA_STEPS = 2  # the first loads, and the results
 SIDES = (16, 32, 64, 128)
 DEPTHS = (16, 32, 48, 64)
 SPLITS = (1, 2, 4, 8, 16, 32)
+PART = 32  # contiguous elements of a part of split-K: 64 bytes, what HBM reads at once
 MIN_RESIDENT = 2  # blocks of a multiprocessor: one multiplies while the other waits
 
 
@@ -137,12 +138,12 @@ class ProductTile:
 def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
     """The tiles that a block can have.
 
-    A part of split-K has whole fragments of `ProductShape.run`. Steps do not end within a tap of a window, if
+    A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap of a window, if
     its channels can be divided so: then taps follow from indices by divisions, which take longer than loads.
     """
     for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
         tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
-        if split > 1 and shape.run % (split * FRAGMENT):
+        if split > 1 and shape.run % (split * PART):
             continue
         run = shape.run // split
         is_even = shape.run == shape.depth or run % FRAGMENT or run % depth == 0 or depth % run == 0
