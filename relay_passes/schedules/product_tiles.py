@@ -138,8 +138,9 @@ class ProductTile:
 def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
     """The tiles that a block can have.
 
-    A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap of a window, if
-    its channels can be divided so: then taps follow from indices by divisions, which take longer than loads.
+    A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
+    of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
+    longer than loads.
     """
     for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
         tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
