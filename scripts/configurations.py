@@ -58,6 +58,13 @@ CONFIGURATIONS = {
         "sensitivity": text(),
         "sharing": text(channels="channels as listed"),
     },
+    "docs/results_narrow.md": {
+        "narrow-lpddr5x": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-registers": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
+        "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
+        "accounting full, timing strict; int4, batch 1, 320 tokens",
+    },
     "docs/results_pimflow.md": {
         **{
             f"pimflow speed-up {accounting} {timing}": text(accounting, timing, channels=PUBLISHED)

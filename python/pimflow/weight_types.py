@@ -2,7 +2,8 @@
 
 A value takes some bits, and the values of a block share scales. Blocks lie along the reduction of a product,
 which is the first axis of the arrays here. Formats of blocks are those of GGUF (ggml-common.h,
-gguf-py/gguf/quants.py); ``int8`` and ``fp8`` have one scale in fp32 for each output, as compressed-tensors.
+gguf-py/gguf/quants.py); ``int4``, ``int8`` and ``fp8`` have one scale in fp32 for each output, as
+compressed-tensors, and ``int4_g128`` one in fp16 for 128 values of it, as symmetric GPTQ and AWQ.
 """
 
 from __future__ import annotations
@@ -96,6 +97,19 @@ def _int8(values: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(_ratios(values, scale)), -127, 127) * scale
 
 
+_INT4_MAX = 7
+
+
+def _int4(values: np.ndarray) -> np.ndarray:
+    scale = np.abs(values).max(axis=0) / np.float32(_INT4_MAX)
+    return np.clip(np.rint(_ratios(values, scale)), -_INT4_MAX, _INT4_MAX) * scale
+
+
+def _int4_group(values: np.ndarray) -> np.ndarray:
+    scale = np.abs(values).max(axis=0) / np.float32(_INT4_MAX)
+    return np.clip(np.rint(_ratios(values, scale)), -_INT4_MAX - 1, _INT4_MAX) * _half(scale)
+
+
 def _q8_0(values: np.ndarray) -> np.ndarray:
     scale = np.abs(values).max(axis=0) / np.float32(127)
     return _round_away(_ratios(values, scale)) * _half(scale)
@@ -144,6 +158,8 @@ _TYPES = (
     WeightType(name="bf16", bits=16, rounding=_bfloat16),
     WeightType(name="fp8", bits=8, block=0, scale_bytes=4, rounding=_fp8),
     WeightType(name="int8", bits=8, block=0, scale_bytes=4, rounding=_int8),
+    WeightType(name="int4", bits=4, block=0, scale_bytes=4, rounding=_int4),
+    WeightType(name="int4_g128", bits=4, block=128, scale_bytes=2, rounding=_int4_group),
     WeightType(name="q8_0", bits=8, block=32, scale_bytes=2, rounding=_q8_0),
     WeightType(name="q4_0", bits=4, block=32, scale_bytes=2, rounding=_q4_0),
     WeightType(name="q4_k", bits=4, block=256, scale_bytes=16, rounding=_q4_k),
