@@ -153,6 +153,7 @@ def _round_away(values: np.ndarray) -> np.ndarray:
     return np.trunc(values + np.copysign(np.float32(0.5), values))
 
 
+GROUPS = (32, 64, 128)  # inputs that share a scale in GPTQ's and AWQ's files
 _TYPES = (
     WeightType(name="fp16", bits=16, rounding=_half),
     WeightType(name="bf16", bits=16, rounding=_bfloat16),
@@ -174,10 +175,27 @@ _TYPES = (
     WeightType(name="iq4_nl", bits=4, block=32, scale_bytes=2),
     WeightType(name="iq4_xs", bits=4, block=256, scale_bytes=8),
     WeightType(name="mxfp4", bits=4, block=32, scale_bytes=1),
+    # read in folders: GPTQ's and AWQ's, symmetric or with a zero for each group, which counts as a byte
+    *(
+        WeightType(name=f"{sign}int{bits}_g{group}", bits=bits, block=group, scale_bytes=2 + bool(sign))
+        for bits in (4, 8)
+        for group in GROUPS
+        for sign in ("", "u")
+        if (sign, bits, group) != ("", 4, 128)
+    ),
 )
 WEIGHT_TYPES = {weight_type.name: weight_type for weight_type in _TYPES}
 # Those that drawn and trained weights of the zoo can be stored in.
 WRITTEN_TYPES = tuple(weight_type.name for weight_type in _TYPES if weight_type.rounding)
+
+
+def grouped_type(bits: int, group: int, *, zeros: bool) -> str:
+    """The name of the type of weights of so many bits, whose scale, and zero, are those of a group.
+
+    A group of another size than `GROUPS` is stored, in memory, as the next smaller ones, or the smallest.
+    """
+    stored_group = max((size for size in GROUPS if group % size == 0), default=min(GROUPS))
+    return f"{'u' * zeros}int{bits}_g{stored_group}"
 
 
 @functools.lru_cache(maxsize=1 << 12)  # every price of a layer asks

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
-from pimflow.zoo.foreign.builder import ExpandedNode
+from pimflow.weight_types import GROUPS, grouped_type
+from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 from pimflow.zoo.foreign.transformer import emit_heads
 
 
@@ -218,6 +220,22 @@ def mat_mul_nbits(node: ExpandedNode) -> None:
     matrix = ((weights - zero) * scales).reshape(rows, -1)[:, :columns].T
     result = builder.emit("MatMul", [node.operand(0), builder.constant(matrix)])
     node.bind(builder.emit("Add", [result, node.operand(5)]) if node.operand(5) else result)
+
+
+def narrow_products(model: onnx.ModelProto) -> dict[str, str]:
+    """By the product that a MatMulNBits becomes, the type in which its weights are stored.
+
+    Those of types that are none of `weight_types.WEIGHT_TYPES`, such as of 2 bits, are widened.
+    """
+    types = {}
+    for node in (node for node in model.graph.node if node.op_type == "MatMulNBits"):
+        sizes = {entry.name: entry.i for entry in node.attribute}
+        bits, group = sizes.get("bits", 4), sizes.get("block_size", 0)
+        if bits in (4, 8) and group in GROUPS:
+            has_zeros = len(node.input) > 3 and bool(node.input[3])
+            product = NodeBuilder(node.name or node.output[0]).first_name
+            types[product] = grouped_type(bits, group, zeros=has_zeros)
+    return types
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
