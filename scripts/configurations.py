@@ -48,6 +48,11 @@ CONFIGURATIONS = {
         },
         "parts": text(pim="the device listed", values="fp16, batch 1, 1024 tokens"),
         "narrow": text(pim="the device listed", values="weights as listed, batch 1, 1024 tokens"),
+        "devices": text(
+            pim="newton-gddr6-narrow",
+            channels="32 of 32 channels with PIM, time-shared",
+            values="llama-3-8b, q4_k, batch 1, 1024 tokens; links nvlink-dgx",
+        ),
         "plans": text(values="fp16, batch 1"),
     },
     "docs/results.md": {
