@@ -12,6 +12,7 @@ from test_frontend import matches_onnx_runtime, weight
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 MICROSOFT, LEARNING = "com.microsoft", "ai.onnx.ml"
 WIDTH = 8
@@ -164,6 +165,23 @@ def test_weights_of_a_few_bits(bits, zeros):
             **{"N": rows, "K": columns, "bits": bits, "block_size": block},
         )
     )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_weights_of_a_product_keep_their_type(bias):
+    """In memory, and on PIM that takes it; blocks of 16 are widened."""
+    weights = {"b": weight(8)} if bias else {}
+    sizes = {"N": 8, "K": 256, "bits": 4}
+    operands = "x w s z  b" if bias else "x w s z"
+    for block, kind in ((128, "uint4_g128"), (16, None)):
+        weights |= {"w": np.zeros((8, 256 // block, block // 2), "uint8"), "s": weight(8 * 256 // block)}
+        weights["z"] = np.zeros((8, -(-256 // block // 2)), "uint8")
+        node = helper.make_node(
+            *("MatMulNBits", operands.split(" "), ["y"], "proj"), domain=MICROSOFT, block_size=block, **sizes
+        )
+        model = foreign_model([node], {"x": (1, 256)}, {"y": (1, 8)}, weights)
+        (region,) = extract_regions(onnx_graph.from_onnx(model), "net").regions
+        assert region.geometry.weights == kind
 
 
 # ---- 8 bits ----
