@@ -103,7 +103,7 @@ SOURCES = {
 }
 _BY_NAME = {name: line for tables in CONFIGURATIONS.values() for name, line in tables.items()}
 STAMPED_PAGES = (
-    "results",
+    *("results", "results_narrow"),
     *(f"results_{paper}" for paper in ("pimflow", "occamy", "temco", "taso", "deep_fusion")),
 )
 STAMP = r"; (?:commit (?P<commit>[0-9a-f]{7,40}), )?sha256 (?P<digest>[0-9a-f]{16}) -->"
