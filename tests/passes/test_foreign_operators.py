@@ -12,6 +12,7 @@ from test_frontend import matches_onnx_runtime, weight
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 MICROSOFT, LEARNING = "com.microsoft", "ai.onnx.ml"
 WIDTH = 8
@@ -216,6 +217,14 @@ BYTES = {
 @pytest.mark.parametrize("model", BYTES.values(), ids=BYTES.keys())
 def test_an_operator_of_8_bits_is_exact(model):
     matches_onnx_runtime(model)
+
+
+@pytest.mark.parametrize("kind", ["QLinearConv", "QGemm", "QLinearMatMul"])
+def test_a_product_of_8_bits_is_one_kernel(kind):
+    regions = extract_regions(onnx_graph.from_onnx(BYTES[kind])).regions
+    product = regions[1]
+    assert [region.operator for region in regions] == ["quantize", product.operator, "dequantize"]
+    assert product.operators[-4:] == ("round", "add", "clip", "astype")
 
 
 @pytest.mark.parametrize(
