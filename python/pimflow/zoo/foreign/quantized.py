@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
-from pimflow.zoo.foreign.builder import ExpandedNode
+from pimflow.weight_types import GROUPS, grouped_type
+from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 from pimflow.zoo.foreign.renamed import channels_first, channels_last
 from pimflow.zoo.foreign.transformer import emit_heads
 
@@ -278,6 +280,22 @@ def gather_block_quantized(node: ExpandedNode) -> None:
 def _by_block(values: np.ndarray, axis: int, block: int, extent: int) -> np.ndarray:
     """One value for each element of a table whose blocks along `axis` have `values`."""
     return np.repeat(values, block, axis).take(range(extent), axis)
+
+
+def narrow_products(model: onnx.ModelProto) -> dict[str, str]:
+    """By the product that a MatMulNBits becomes, the type in which its weights are stored.
+
+    Those of types that are none of `weight_types.WEIGHT_TYPES`, such as of 2 bits, are widened.
+    """
+    types = {}
+    for node in (node for node in model.graph.node if node.op_type == "MatMulNBits"):
+        sizes = {entry.name: entry.i for entry in node.attribute}
+        bits, group = sizes.get("bits", 4), sizes.get("block_size", 0)
+        if bits in (4, 8) and group in GROUPS:
+            has_zeros = len(node.input) > 3 and bool(node.input[3])
+            product = NodeBuilder(node.name or node.output[0]).first_name
+            types[product] = grouped_type(bits, group, zeros=has_zeros)
+    return types
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
