@@ -6,8 +6,9 @@ needs them: a product with a matrix of 1 and -1 counts them (arXiv 2010.04804, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -199,30 +200,45 @@ def _forest(node: ExpandedNode, prefix: str, results: int) -> Forest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Paths:
-    """A tree's conditions and leaves, and for each leaf its conditions and whether they hold."""
+    """A tree's conditions and leaves, and for each leaf the last step of its path."""
 
     conditions: list[int]
     leaves: list[int]
-    steps: list[tuple[tuple[int, bool], ...]]
+    steps: list[_Step | None]
+
+
+class _Step(NamedTuple):
+    """A condition on a path, whether it holds there, and the step before it."""
+
+    condition: int
+    holds: bool
+    before: _Step | None
+
+
+def _path(step: _Step | None) -> Iterator[_Step]:
+    """The steps of a path, the last one first."""
+    while step is not None:
+        yield step
+        step = step.before
 
 
 def _paths(forest: Forest, root: int) -> _Paths:
     """Walk a tree; raises `IndexError` where an edge leads nowhere, or back."""
     result = _Paths(conditions=[], leaves=[], steps=[])
-    pending: list[tuple[int, tuple[tuple[int, bool], ...]]] = [(root, ())]
+    pending: list[tuple[int, _Step | None]] = [(root, None)]
     visited = set()
     while pending:
-        index, steps = pending.pop()
+        index, step = pending.pop()
         if index < 0:
             result.leaves.append(~index)
-            result.steps.append(steps)
+            result.steps.append(step)
             continue
         if index in visited:
             raise IndexError
         visited.add(index)
         result.conditions.append(index)
         for child, holds in zip(forest.children[index], (True, False)):
-            pending.append((child, (*steps, (index, holds))))
+            pending.append((child, _Step(index, holds, step)))
     return result
 
 
@@ -259,11 +275,11 @@ def _filled(forest: Forest, trees: Sequence[_Paths], conditions: int, leaves: in
             tables.thresholds[index, column] = forest.thresholds[condition]
             tables.modes[index, column] = forest.modes[condition]
             tables.missing[index, column] = forest.missing[condition]
-        for leaf, (number, steps) in enumerate(zip(tree.leaves, tree.steps)):
+        for leaf, (number, last) in enumerate(zip(tree.leaves, tree.steps)):
             tables.scores[index, leaf] = forest.scores[number]
-            tables.held[index, 0, leaf] = sum(holds for _, holds in steps)
-            for condition, holds in steps:
-                tables.paths[index, place[condition], leaf] = 1 if holds else -1
+            tables.held[index, 0, leaf] = sum(step.holds for step in _path(last))
+            for step in _path(last):
+                tables.paths[index, place[step.condition], leaf] = 1 if step.holds else -1
     return tables
 
 
