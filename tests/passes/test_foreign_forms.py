@@ -213,6 +213,16 @@ def test_a_norm_without_an_epsilon():
     matches_onnx_runtime(zoo.load_model(model))
 
 
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_one_linear_score_of_two_classes(transform):
+    attrs = {"coefficients": [1.0, 2, 3, 4], "intercepts": [0.5], "classlabels_ints": [5, 3]}
+    model, inputs = case(
+        *("LinearClassifier", "x", ROWS),
+        **{"domain": LEARNING, "results": ("label", "y"), "post_transform": transform, **attrs},
+    )
+    is_close(*expanded(model), inputs)
+
+
 # ---- trees ----
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from pimflow.zoo.foreign.builder import ExpandedNode
-from pimflow.zoo.foreign.tabular import bind_label, transformed
+from pimflow.zoo.foreign.tabular import bind_label, bind_label_by_threshold, transformed
 
 _LEAF = "LEAF"
 # Operators of the standard, and whether their result is negated; in the order of TreeEnsemble's numbers.
@@ -150,9 +150,7 @@ def _bind_two_classes(node: ExpandedNode, scores: str, labels: Sequence[int]) ->
     if kind not in ("NONE", "LOGISTIC"):
         raise node.unsupported(f"of one score with post_transform '{kind}' is not supported")
     is_share = min(node.attrs["class_weights"]) >= 0
-    above = builder.emit("Greater", [scores, builder.scalar(0.5 if is_share else 0.0)])
-    place = builder.reshape(builder.emit("Cast", [above], to=TensorProto.INT64), [-1])
-    node.bind(builder.emit("Gather", [builder.constant(np.array(labels, "int64")), place]))
+    bind_label_by_threshold(node, scores, labels, 0.5 if is_share else 0.0)
     if node.attrs["class_ids"][0]:
         both = builder.concat([builder.emit("Sub", [scores, scores]), scores], 1)
         node.bind(transformed(node, both), 1)
