@@ -186,7 +186,7 @@ def test_the_page_has_a_place_for_every_table(script, searches, rows):
     }
     tables = script.tables(json.loads(json.dumps(figures)))
     text = script.PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- (pimflow [^>]*) begin -->", text)) == set(tables)
+    assert set(re.findall(r"<!-- (pimflow [^>]*) begin: ", text)) == set(tables)
     for name, table in tables.items():
         filled = script.fill(text, name, table)
         assert filled.count(table) == 1 and filled.count("<!--") == text.count("<!--")

@@ -251,12 +251,12 @@ def test_an_operator_of_8_bits_is_exact(model):
             "norm 'L3' is not supported",
         ),
         (
-            lambda: single("FusedMatMul", "x x", (2, 3, 3), transBatchA=1),
-            "'node': FusedMatMul with attribute 'transBatchA' is not supported",
+            lambda: single("CDist", "x x", (3, 3), x=(3, 8), metric="cosine"),
+            "'node': CDist with metric 'cosine' is not supported",
         ),
         (
-            lambda: single("FusedGemm", "x m", (3, 8), {"m": MATRIX}, x=(3, 8), activation="Elu"),
-            "activation 'Elu' is not supported",
+            lambda: single("FusedGemm", "x m", (3, 8), {"m": MATRIX}, x=(3, 8), activation="Swish"),
+            "activation 'Swish' is not supported",
         ),
     ],
 )

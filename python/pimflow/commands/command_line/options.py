@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 # By --accounting, the timing of PIM if --timing is not set.
-TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+DEFAULT_TIMING = {"full": "strict", "paper": "ramulator-pimflow"}
 
 
 # Networks.
@@ -127,7 +127,7 @@ def target_system(args: argparse.Namespace) -> System:
     if changes.get("pim_channels") == "auto":
         del changes["pim_channels"]
     if "accounting" in changes and not changes["timing"]:
-        changes["timing"] = TIMING_OF.get((args.accounting or "").partition("+")[0])
+        changes["timing"] = DEFAULT_TIMING.get((args.accounting or "").partition("+")[0])
     return system(getattr(args, "system", "pimflow"), **changes)
 
 
