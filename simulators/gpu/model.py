@@ -85,7 +85,7 @@ class KernelRequest:
 
 
 def require_wide_weights(requests: Sequence[KernelRequest], profiler: str) -> None:
-    """Raise `UsageError` for a profiler whose kernels read weights of the storage type only, not narrow ones."""
+    """Raise `UsageError` for narrow weights, if a profiler's kernels read those of the storage type only."""
     if any(request.kernel.weight_share != 1 for request in requests):
         raise UsageError(
             f"profiler gpu={profiler} has kernels with weights of the storage type only, and this model has "

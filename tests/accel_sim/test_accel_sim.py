@@ -323,6 +323,7 @@ def real_log(
 
 def test_kernels_with_narrow_weights_are_refused(tmp_path):
     """Logs and runs are of kernels with weights of the storage type; the GPU model counts the bytes."""
+    real_log(tmp_path)
     narrow = KernelRequest(dataclasses.replace(POINTWISE, weight_share=0.28), 32)
     with pytest.raises(
         UsageError, match="gpu=accel-sim-logs has kernels with weights of the storage type only"
