@@ -26,7 +26,7 @@ COMPILED = ("efficientnet-b0", "resnet-50", "googlenet", "yolov1", "efficientnet
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory"),
-    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead"),
+    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead,chosen"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
