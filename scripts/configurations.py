@@ -51,6 +51,11 @@ CONFIGURATIONS = {
         },
         "parts": text(pim="the device listed", values="fp16, batch 1, 1024 tokens"),
         "narrow": text(pim="the device listed", values="weights as listed, batch 1, 1024 tokens"),
+        "devices": text(
+            pim="newton-gddr6-narrow",
+            channels="32 of 32 channels with PIM, time-shared",
+            values="llama-3-8b, q4_k, batch 1, 1024 tokens; links nvlink-dgx",
+        ),
         "plans": text(values="fp16, batch 1"),
     },
     "docs/results.md": {
@@ -60,6 +65,13 @@ CONFIGURATIONS = {
         "modes": text("paper"),
         "sensitivity": text(),
         "sharing": text(channels="channels as listed"),
+    },
+    "docs/results_narrow.md": {
+        "narrow-lpddr5x": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-registers": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
+        "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
+        "accounting full, timing strict; int4, batch 1, 320 tokens",
     },
     "docs/results_pimflow.md": {
         **{
@@ -91,7 +103,7 @@ SOURCES = {
 }
 _BY_NAME = {name: line for tables in CONFIGURATIONS.values() for name, line in tables.items()}
 STAMPED_PAGES = (
-    "results",
+    *("results", "results_narrow"),
     *(f"results_{paper}" for paper in ("pimflow", "occamy", "temco", "taso", "deep_fusion")),
 )
 STAMP = r"; (?:commit (?P<commit>[0-9a-f]{7,40}), )?sha256 (?P<digest>[0-9a-f]{16}) -->"

@@ -124,6 +124,7 @@ def create(name: str) -> tuple:
         size = 299 if name == "inception_v3" else 224
         shape = (1, 3, 8, 56, 56) if name in VIDEO else (1, 3, size, size)
         keywords = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        keywords |= {"weights_backbone": None} if name in SEGMENTATION else {}
         module = models.get_model(name, weights=None, **keywords)
     module.eval()
     for buffer_name, buffer in module.named_buffers():

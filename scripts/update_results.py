@@ -16,6 +16,7 @@ PAGES = {
     "memory": "memory.md",
     "decomposition": "decomposition.md",
     "serving": "serving.md",
+    "narrow": "results_narrow.md",
 }
 INSTANCES = "memory-instances"  # in a folder that is not part of the repository
 FUSED = (
@@ -47,6 +48,10 @@ TABLES = {
     "devices-energies": ("compare_devices.py", "energies", "--pims", "aim-gddr6"),
     "devices-fastest": ("compare_devices.py", "fastest"),
     "devices-frugal": ("compare_devices.py", "frugal"),
+    **{
+        f"narrow-{name}": ("compare_published_narrow.py", name)
+        for name in ("lpddr5x", "registers", "groups", "phone")
+    },
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),

@@ -56,6 +56,7 @@ from pimflow.relay_passes.pim.outline_attention import (
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.launch_limits import with_limits
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
@@ -277,7 +278,7 @@ def scheduling_phases(
     views = system.uses_views
     return [
         *kernel_phases(target, system.dtype, views=views, tensor_cores=multiplies, cache=cache),
-        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(cache),
+        ScheduleGpu(system.gpu.kernel_limits(system.dtype)) if gpu else ScheduleCpu(cache),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
         MarkChecked(),
@@ -305,15 +306,16 @@ def allocate(
 
     With a `cache` only kernels that it lacks are made; such a module is for measuring.
     """
-    return _run_phases(mod, target, allocating_phases(target, system, cache))
+    return _run_phases(mod, target, system, allocating_phases(target, system, cache))
 
 
 def _run_phases(
-    mod: tvm.IRModule, target: tvm.target.Target, phases: Sequence[tvm.transform.Pass]
+    mod: tvm.IRModule, target: tvm.target.Target, system: System, phases: Sequence[tvm.transform.Pass]
 ) -> tvm.IRModule:
     """`mod` after `phases`; raises `UnsupportedOpError` for an operator that TVM cannot lower."""
     try:
-        with target, stderr.hidden():  # TVM warns of kernels that are right
+        limits = system.gpu.kernel_limits(system.dtype)
+        with with_limits(target, limits), stderr.hidden():  # TVM warns of kernels that are right
             return tvm.transform.Sequential(phases)(mod)
     except tvm.error.InternalError as error:
         raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
@@ -353,7 +355,7 @@ def lower(
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-    return _run_phases(mod, target, phases)
+    return _run_phases(mod, target, system, phases)
 
 
 def build(

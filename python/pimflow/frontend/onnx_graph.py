@@ -49,7 +49,7 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         shapes.
     """
     mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
-    types = zoo.weight_types(model)
+    types = zoo.weight_types(model) | foreign.narrow_products(model)
     return with_stored_roles(with_weight_types(mod, types) if types else mod, model)
 
 

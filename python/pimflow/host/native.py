@@ -97,8 +97,10 @@ class Record:
         """The type of all fields."""
         return np.dtype(str(self._definition()[0]))
 
-    def table(self, names: Sequence[str], rows: Sequence[Sequence[float]]) -> np.ndarray:
-        """Records as an array, [rows, fields], from rows of numbers in the order of `names`."""
+    def table(self, names: Sequence[str], rows: Sequence[Sequence[float]] | Sequence[float]) -> np.ndarray:
+        """Records as an array, [rows, fields], from rows of numbers in the order of `names`, or one row
+        after the other.
+        """
         self._check(sorted(names), sorted(self.fields))
         columns = [names.index(field) for field in self.fields]
         return np.ascontiguousarray(np.array(rows, self.dtype).reshape(-1, len(names))[:, columns])

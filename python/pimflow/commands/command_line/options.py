@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 # By --accounting, the timing of PIM if --timing is not set.
-TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+DEFAULT_TIMING = {"full": "strict", "paper": "ramulator-pimflow"}
 
 
 # Networks.
@@ -126,7 +126,7 @@ def target_system(args: argparse.Namespace) -> System:
     changes = args.parser.keywords(args, System)
     changes = {name: value for name, value in changes.items() if value != "auto"}  # chosen later
     if "accounting" in changes and not changes["timing"]:
-        changes["timing"] = TIMING_OF.get((args.accounting or "").partition("+")[0])
+        changes["timing"] = DEFAULT_TIMING.get((args.accounting or "").partition("+")[0])
     return system(getattr(args, "system", "pimflow"), **changes)
 
 

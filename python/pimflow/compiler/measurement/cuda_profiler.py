@@ -201,7 +201,7 @@ class CudaProfiler:
         functions = {}
         for kernel in kernels:
             with self._record_failure(kernel):
-                functions[kernel] = primitive(kernel, dtype, self.target, gpu.sms)
+                functions[kernel] = primitive(kernel, dtype, self.target, gpu.kernel_limits(dtype))
         for kernel, (module, symbol) in self._compile(functions).items():
             with self._record_failure(kernel):
                 yield kernel, self._time(module, symbol, functions[kernel], gpu)
@@ -236,7 +236,7 @@ class CudaProfiler:
         self, module: tvm.runtime.Module, symbol: str, function: tirx.PrimFunc, gpu: GpuSpec
     ) -> KernelMeasurement:
         if self._empty is None:
-            empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.sms)
+            empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.kernel_limits("fp32"))
             empty_module = compile_primitives({"empty": empty}, self.target)
             tensors = arguments(empty, self._device)
             queued_ns = self._median_ns(empty_module, "empty", tensors, number=100)

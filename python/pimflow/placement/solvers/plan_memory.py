@@ -125,6 +125,8 @@ class PlanMemory:
 
     def size_overrides_bytes(self, candidate: Candidate) -> dict[str, int]:
         """Bytes of the results whose sizes differ from the graph's if `candidate` does its regions."""
+        if not candidate.alternative.regions:
+            return {}
         growths: dict[str, int] = {}
         for replacement in candidate.alternative.regions:
             if replacement.name in self._order:  # else an original layer, which has no chain

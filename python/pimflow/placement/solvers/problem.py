@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.candidate import NO_COST, Candidate, CostTable, Task
 from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
@@ -280,7 +280,7 @@ class PlacementProblem:
         tables.append(
             table,
             resource=self._resources[task.resource],
-            also=sum(1 << self._resources[resource] for resource in task.also),
+            also=sum(1 << self._resources[resource] for resource in task.also) if task.also else 0,
             launch_ns=task.launch_ns,
             execution_ns=task.execution_ns,
             energy_pj=task.energy_pj,
@@ -308,7 +308,8 @@ class PlacementProblem:
     def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> ReadCost:
         if not self.table.transforms or placement == reader.input:
             return _NO_TRANSFORM
-        return ReadCost.from_edge(self.table.transform(tensor, placement, reader.input))
+        edge = self.table.transform(tensor, placement, reader.input)
+        return _NO_TRANSFORM if edge is NO_COST else ReadCost.from_edge(edge)
 
     @staticmethod
     def _mode(may_switch: bool, mode: ChannelMode | None) -> int:

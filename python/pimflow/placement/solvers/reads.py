@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -23,17 +24,19 @@ class ReadCost:
         return cls(edge.possible, (edge.task,) if edge.task else ())
 
     def __add__(self, other: ReadCost) -> ReadCost:
+        if self.is_possible and not self.tasks:
+            return other
         return ReadCost(self.is_possible and other.is_possible, self.tasks + other.tasks)
 
-    @property
+    @functools.cached_property
     def ns(self) -> float:
         return sum(task.duration_ns for task in self.tasks)
 
-    @property
+    @functools.cached_property
     def pj(self) -> float:
         return sum(task.energy_pj for task in self.tasks)
 
-    @property
+    @functools.cached_property
     def is_copy(self) -> bool:
         return any(task.launched for task in self.tasks)
 

@@ -26,29 +26,29 @@ class Tables:
     """Tables by name, filled row by row."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in _RECORDS}
+        self._numbers: dict[str, list[float]] = {name: [] for name in _RECORDS}
         self._fields: dict[str, tuple[str, ...]] = {}
 
     def append(self, table: str, **numbers: float) -> None:
-        """Append a row; all rows of a table name their fields in the same order."""
-        self._fields.setdefault(table, tuple(numbers))
-        self._rows[table].append(tuple(numbers.values()))
+        """Append a row; all rows of a table name the same fields in the same order."""
+        if table not in self._fields:
+            self._fields[table] = tuple(numbers)
+        self._numbers[table] += numbers.values()
 
     def append_numbers(self, table: str, numbers: Iterable[float]) -> int:
         """Append a row for each number; returns the number of rows."""
-        for number in numbers:
-            self.append(table, number=number)
-        return self.count(table)
+        self._numbers[table] += numbers
+        return len(self._numbers[table])
 
     def count(self, table: str) -> int:
         """The number of rows of a table."""
-        return len(self._rows[table])
+        return len(self._numbers[table]) // len(self._fields[table]) if table in self._fields else 0
 
     def tensors(self) -> dict[str, Any]:
         """The tables as tensors of tvm-ffi."""
         import tvm_ffi
 
         return {
-            name: tvm_ffi.from_dlpack(record.table(self._fields.get(name, record.fields), self._rows[name]))
-            for name, record in _RECORDS.items()
+            name: tvm_ffi.from_dlpack(record.table(self._fields.get(name, record.fields), numbers))
+            for (name, record), numbers in zip(_RECORDS.items(), self._numbers.values(), strict=True)
         }
