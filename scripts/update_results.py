@@ -54,6 +54,7 @@ TABLES = {
     },
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
+    "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 
