@@ -83,7 +83,7 @@ CONFIGURATIONS = {
         "pimflow GPU side": text("paper", "ramulator-pimflow", channels=PUBLISHED),
         **{
             f"pimflow {part}": text(LISTED, LISTED, channels=PUBLISHED)
-            for part in ("parts", "commands", "energy", "terms", "gains", "sizes")
+            for part in ("parts", "commands", "command bounds", "energy", "terms", "gains", "sizes")
         },
     },
     "docs/primitives.md": {"gpu-plans": text(values="fp32, batch 1")},
