@@ -107,6 +107,19 @@ def test_tokens_of_integers_are_those_of_numpy(pim, weights, activations):
     assert 0 < generation.fraction_of_bound <= 1
 
 
+def test_a_search_of_a_language_model_takes_narrow_weights():
+    """As `compile` does; other models are refused."""
+    results = {kind: pimflow.search("tiny-lm", context=8, weight_type=kind) for kind in ("fp16", "q4_0")}
+    products = {
+        kind: {region.geometry.weights for region in result.graph.regions if region.geometry}
+        for kind, result in results.items()
+    }
+    assert products == {"fp16": {None}, "q4_0": {"q4_0"}}
+    assert results["q4_0"].baseline.latency_ns < results["fp16"].baseline.latency_ns
+    with pytest.raises(UsageError, match="only language models of the zoo are quantised"):
+        pimflow.search("mobilenet-v2", weight_type="q4_0")
+
+
 def test_integers_and_scales_are_found_again():
     draw = np.random.default_rng(2)
     for kind in (WEIGHT_TYPES["int4"], WEIGHT_TYPES["int8"]):

@@ -387,6 +387,9 @@ def decoder_part(
         if is_block:
             notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
         if search_result is not None and context is not None:
+            types = {region.geometry.weights for region in search_result.graph.regions if region.geometry}
+            if kind := next(filter(None, types), None):
+                decoder = decoder.with_weights(kind)
             published = PublishedDecode.from_decoder(decoder, search_result.system, block_only=is_block)
             step_ns, plan_ns = published and published.step_ns(context), search_result.evaluation.latency_ns
             if published and step_ns:
