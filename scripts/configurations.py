@@ -71,7 +71,7 @@ CONFIGURATIONS = {
         "narrow-registers": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
         "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
         "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
-        "accounting full, timing strict; int4, batch 1, 320 tokens",
+        "accounting full, timing strict; int4 times int8, batch 1, 320 tokens",
     },
     "docs/results_pimflow.md": {
         **{

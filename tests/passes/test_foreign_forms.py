@@ -14,7 +14,7 @@ from test_foreign_operators import LEARNING, MICROSOFT
 from test_frontend import matches_onnx_runtime
 
 from pimflow import zoo
-from pimflow.errors import UnsupportedOpError
+from pimflow.errors import ModelError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
 from pimflow.zoo import foreign
 
@@ -213,6 +213,16 @@ def test_a_norm_without_an_epsilon():
     matches_onnx_runtime(zoo.load_model(model))
 
 
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_one_linear_score_of_two_classes(transform):
+    attrs = {"coefficients": [1.0, 2, 3, 4], "intercepts": [0.5], "classlabels_ints": [5, 3]}
+    model, inputs = case(
+        *("LinearClassifier", "x", ROWS),
+        **{"domain": LEARNING, "results": ("label", "y"), "post_transform": transform, **attrs},
+    )
+    is_close(*expanded(model), inputs)
+
+
 # ---- trees ----
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
@@ -316,16 +326,38 @@ ENSEMBLE = {
 }
 
 
+def test_attributes_that_contradict_each_other():
+    node = helper.make_node("MatMulBnb4", ["x", "k", "s"], ["y"], "node", domain=MICROSOFT, K="a", N=4)
+    attributes = {"block_size": 16, "quant_type": 1}
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    graph = onnx.GraphProto(node=[node])
+    model = onnx.ModelProto(graph=graph, opset_import=[helper.make_opsetid("", 17)])
+    with pytest.raises(ModelError, match="'node': MatMulBnb4 has attributes or constants that contradict"):
+        foreign.expand(model, {})
+
+
 def test_trees_of_opset_5():
     model, _ = case("TreeEnsemble", "x", whole_rows(9, False), domain=LEARNING, **ENSEMBLE)
     matches_onnx_runtime(zoo.load_model(model))
 
 
 def test_trees_whose_edges_are_wrong():
-    for name, edges in (("nodes_truenodeids", [0, 0, 2]), ("nodes_falsenodeids", [30, 1, 2])):
-        node = helper.make_node(
-            "TreeEnsemble", ["x"], ["y"], "node", domain=LEARNING, **ENSEMBLE | {name: edges}
-        )
+    """In a circle, to nowhere, and a deep one whose matrix would be too large."""
+    chain = {
+        "nodes_featureids": [0] * 9000,
+        "nodes_trueleafs": [0] * 8999 + [1],
+        "nodes_falseleafs": [1] * 9000,
+    }
+    chain |= {"nodes_truenodeids": [*range(1, 9000), 0], "nodes_falsenodeids": [0] * 9000, "tree_roots": [0]}
+    chain["nodes_modes"] = numpy_helper.from_array(np.zeros(9000, "uint8"))
+    chain["nodes_splits"] = numpy_helper.from_array(np.zeros(9000, "float32"))
+    away = "with nodes that are not there"
+    for changed, why in (
+        ({"nodes_truenodeids": [0, 0, 2]}, away),
+        ({"nodes_falsenodeids": [30, 1, 2]}, away),
+        (chain, "of 1 trees of up to 9000 conditions and 9001 leaves"),
+    ):
+        node = helper.make_node("TreeEnsemble", ["x"], ["y"], "node", domain=LEARNING, **ENSEMBLE | changed)
         model = helper.make_model(
             helper.make_graph(
                 [node],
@@ -336,5 +368,5 @@ def test_trees_whose_edges_are_wrong():
             opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(LEARNING, 5)],
             ir_version=8,
         )
-        with pytest.raises(UnsupportedOpError, match="'node': TreeEnsemble with nodes that are not there"):
+        with pytest.raises(UnsupportedOpError, match=f"'node': TreeEnsemble {why}"):
             onnx_graph.from_onnx(zoo.load_model(model))

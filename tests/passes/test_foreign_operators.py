@@ -236,6 +236,14 @@ def test_an_operator_of_8_bits_is_exact(model):
     matches_onnx_runtime(model)
 
 
+@pytest.mark.parametrize("kind", ["QLinearConv", "QGemm", "QLinearMatMul"])
+def test_a_product_of_8_bits_is_one_kernel(kind):
+    regions = extract_regions(onnx_graph.from_onnx(BYTES[kind])).regions
+    product = regions[1]
+    assert [region.operator for region in regions] == ["quantize", product.operator, "dequantize"]
+    assert product.operators[-4:] == ("round", "add", "clip", "astype")
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [

@@ -191,6 +191,10 @@ def _replace(
             expansions[operator_key(proto)](node)
         except KeyError as error:
             raise ModelError(f"'{proto.name}': {proto.op_type} has no attribute {error}") from None
+        except (AttributeError, IndexError, TypeError, ValueError):
+            raise ModelError(
+                f"'{proto.name}': {proto.op_type} has attributes or constants that contradict each other"
+            ) from None
         nodes += builder.nodes
         model.graph.initializer.extend(builder.constants)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]

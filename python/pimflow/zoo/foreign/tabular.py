@@ -130,13 +130,29 @@ def linear_classifier(node: ExpandedNode) -> None:
     attrs, builder = node.attrs, node.builder
     labels = attrs.get("classlabels_ints")
     count = len(attrs["intercepts"]) if "intercepts" in attrs else len(labels or ())
-    if labels is None or count != len(labels) or len(labels) < 2:
+    has_one_score = count == 1 and len(labels or ()) == 2
+    if labels is None or len(labels) < 2 or (count != len(labels) and not has_one_score):
         raise node.unsupported("with text labels, or fewer scores than labels, is not supported")
     matrix = np.array(attrs["coefficients"], "float32").reshape(count, -1).T
     bias = np.array(attrs.get("intercepts", [0.0] * count), "float32")
     scores = builder.emit("Gemm", [_single(node, 0), builder.constant(matrix), builder.constant(bias)])
+    if has_one_score:  # that of the second class; no softmax is taken of it
+        bind_label_by_threshold(node, scores, labels, 0.0)
+        is_logistic = attrs.get("post_transform", b"NONE") == b"LOGISTIC"
+        scores = builder.emit("Sigmoid", [scores]) if is_logistic else scores
+        rest = builder.emit("Sub", [builder.scalar(1), scores])
+        node.bind(builder.concat([rest, scores], 1), 1)
+        return
     bind_label(node, scores, labels)
     node.bind(transformed(node, scores), 1)
+
+
+def bind_label_by_threshold(node: ExpandedNode, scores: str, labels: Sequence[int], threshold: float) -> None:
+    """Let the first result be the second label where a score [rows, 1] is above `threshold`."""
+    builder = node.builder
+    above = builder.emit("Greater", [scores, builder.scalar(threshold)])
+    place = builder.reshape(builder.emit("Cast", [above], to=TensorProto.INT64), [-1])
+    node.bind(builder.emit("Gather", [builder.constant(np.array(labels, "int64")), place]))
 
 
 def bind_label(node: ExpandedNode, scores: str, labels: Sequence[int]) -> None:

@@ -6,14 +6,15 @@ needs them: a product with a matrix of 1 and -1 counts them (arXiv 2010.04804, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from pimflow.zoo.foreign.builder import ExpandedNode
-from pimflow.zoo.foreign.tabular import bind_label, transformed
+from pimflow.zoo.foreign.tabular import bind_label, bind_label_by_threshold, transformed
 
 _LEAF = "LEAF"
 # Operators of the standard, and whether their result is negated; in the order of TreeEnsemble's numbers.
@@ -149,9 +150,7 @@ def _bind_two_classes(node: ExpandedNode, scores: str, labels: Sequence[int]) ->
     if kind not in ("NONE", "LOGISTIC"):
         raise node.unsupported(f"of one score with post_transform '{kind}' is not supported")
     is_share = min(node.attrs["class_weights"]) >= 0
-    above = builder.emit("Greater", [scores, builder.scalar(0.5 if is_share else 0.0)])
-    place = builder.reshape(builder.emit("Cast", [above], to=TensorProto.INT64), [-1])
-    node.bind(builder.emit("Gather", [builder.constant(np.array(labels, "int64")), place]))
+    bind_label_by_threshold(node, scores, labels, 0.5 if is_share else 0.0)
     if node.attrs["class_ids"][0]:
         both = builder.concat([builder.emit("Sub", [scores, scores]), scores], 1)
         node.bind(transformed(node, both), 1)
@@ -199,30 +198,45 @@ def _forest(node: ExpandedNode, prefix: str, results: int) -> Forest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Paths:
-    """A tree's conditions and leaves, and for each leaf its conditions and whether they hold."""
+    """A tree's conditions and leaves, and for each leaf the last step of its path."""
 
     conditions: list[int]
     leaves: list[int]
-    steps: list[tuple[tuple[int, bool], ...]]
+    steps: list[_Step | None]
+
+
+class _Step(NamedTuple):
+    """A condition on a path, whether it holds there, and the step before it."""
+
+    condition: int
+    holds: bool
+    before: _Step | None
+
+
+def _path(step: _Step | None) -> Iterator[_Step]:
+    """The steps of a path, the last one first."""
+    while step is not None:
+        yield step
+        step = step.before
 
 
 def _paths(forest: Forest, root: int) -> _Paths:
     """Walk a tree; raises `IndexError` where an edge leads nowhere, or back."""
     result = _Paths(conditions=[], leaves=[], steps=[])
-    pending: list[tuple[int, tuple[tuple[int, bool], ...]]] = [(root, ())]
+    pending: list[tuple[int, _Step | None]] = [(root, None)]
     visited = set()
     while pending:
-        index, steps = pending.pop()
+        index, step = pending.pop()
         if index < 0:
             result.leaves.append(~index)
-            result.steps.append(steps)
+            result.steps.append(step)
             continue
         if index in visited:
             raise IndexError
         visited.add(index)
         result.conditions.append(index)
         for child, holds in zip(forest.children[index], (True, False)):
-            pending.append((child, (*steps, (index, holds))))
+            pending.append((child, _Step(index, holds, step)))
     return result
 
 
@@ -259,11 +273,11 @@ def _filled(forest: Forest, trees: Sequence[_Paths], conditions: int, leaves: in
             tables.thresholds[index, column] = forest.thresholds[condition]
             tables.modes[index, column] = forest.modes[condition]
             tables.missing[index, column] = forest.missing[condition]
-        for leaf, (number, steps) in enumerate(zip(tree.leaves, tree.steps)):
+        for leaf, (number, last) in enumerate(zip(tree.leaves, tree.steps)):
             tables.scores[index, leaf] = forest.scores[number]
-            tables.held[index, 0, leaf] = sum(holds for _, holds in steps)
-            for condition, holds in steps:
-                tables.paths[index, place[condition], leaf] = 1 if holds else -1
+            tables.held[index, 0, leaf] = sum(step.holds for step in _path(last))
+            for step in _path(last):
+                tables.paths[index, place[step.condition], leaf] = 1 if step.holds else -1
     return tables
 
 
