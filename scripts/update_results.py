@@ -50,7 +50,7 @@ TABLES = {
     "devices-frugal": ("compare_devices.py", "frugal"),
     **{
         f"narrow-{name}": ("compare_published_narrow.py", name)
-        for name in ("lpddr5x", "registers", "groups", "phone")
+        for name in ("lpddr5x", "registers", "phone", "groups")
     },
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),

@@ -4,34 +4,44 @@ import pytest
 from command_line import error_line, run_json
 
 import pimflow
-from pimflow.commands.compile.copy_distances import DISTANCES
+from pimflow.commands.compile import copy_distances
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 
 STREAMED = system(weights="streamed")
 
 
-def test_the_fastest_within_the_bound_is_chosen():
-    choice = pimflow.choose_copy_ahead("toy", STREAMED)
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(copy_distances, "DISTANCES", (0, 4))
+    return {"modes": "gpu"}
+
+
+def test_the_fastest_is_chosen():
+    choice = pimflow.choose_copy_ahead("toy", STREAMED, modes="gpu")
     rows = choice.distances
-    assert [row.copy_ahead for row in rows] == list(DISTANCES)
+    assert [row.copy_ahead for row in rows] == list(copy_distances.DISTANCES)
     latencies, pools = [row.latency_ns for row in rows], [row.pool_bytes for row in rows]
     assert latencies == sorted(latencies, reverse=True) and pools == sorted(pools)
     (chosen,) = (row for row in rows if row.chosen)
     assert chosen == rows[latencies.index(min(latencies))]
     assert choice.system == system(weights="streamed", copy_ahead=chosen.copy_ahead)
-    bound = pools[1]
-    bounded = pimflow.choose_copy_ahead("toy", STREAMED, max_memory_bytes=bound)
-    within = [row for row in bounded.distances if row.pool_bytes is not None]
-    assert all(row.pool_bytes <= bound for row in within)
-    (chosen,) = (row for row in within if row.chosen)
-    assert chosen.latency_ns == min(row.latency_ns for row in within)
+
+
+@pytest.mark.long
+def test_no_pool_is_above_the_bound(few):
+    least_bytes = pimflow.choose_copy_ahead("toy", STREAMED, **few).distances[0].pool_bytes
+    near, far = pimflow.choose_copy_ahead("toy", STREAMED, max_memory_bytes=least_bytes, **few).distances
+    assert near.chosen and near.pool_bytes == least_bytes and not far.chosen
+    assert far.pool_bytes is None or far.latency_ns > near.latency_ns
     with pytest.raises(InfeasibleError, match="memory of 'toy'"):
-        pimflow.choose_copy_ahead("toy", STREAMED, max_memory_bytes=1000)
+        pimflow.choose_copy_ahead("toy", STREAMED, max_memory_bytes=1000, **few)
 
 
-def test_what_is_compiled_has_the_chosen_distance_and_its_pool(capsys):
-    report = run_json(capsys, "compile toy --weights streamed --copy-ahead auto --conventions none")
+def test_what_is_compiled_has_the_chosen_distance_and_its_pool(few, capsys):
+    report = run_json(
+        capsys, "compile toy --modes gpu --weights streamed --copy-ahead auto --conventions none"
+    )
     (chosen,) = (row for row in report["copy_distances"] if row["chosen"])
     assert chosen["copy_ahead"] == report["copy_ahead"] == report["streaming"]["copy_ahead"]
     assert chosen["latency_ns"] == report["streaming"]["plan"]["latency_ns"]
