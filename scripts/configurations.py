@@ -71,7 +71,7 @@ CONFIGURATIONS = {
         "narrow-registers": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
         "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
         "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
-        "accounting full, timing strict; int4, batch 1, 320 tokens",
+        "accounting full, timing strict; int4 times int8, batch 1, 320 tokens",
     },
     "docs/results_pimflow.md": {
         **{
@@ -83,7 +83,7 @@ CONFIGURATIONS = {
         "pimflow GPU side": text("paper", "ramulator-pimflow", channels=PUBLISHED),
         **{
             f"pimflow {part}": text(LISTED, LISTED, channels=PUBLISHED)
-            for part in ("parts", "commands", "energy", "terms", "gains", "sizes")
+            for part in ("parts", "commands", "command bounds", "energy", "terms", "gains", "sizes")
         },
     },
     "docs/primitives.md": {"gpu-plans": text(values="fp32, batch 1")},
@@ -103,7 +103,7 @@ SOURCES = {
 }
 _BY_NAME = {name: line for tables in CONFIGURATIONS.values() for name, line in tables.items()}
 STAMPED_PAGES = (
-    "results",
+    *("results", "results_narrow"),
     *(f"results_{paper}" for paper in ("pimflow", "occamy", "temco", "taso", "deep_fusion")),
 )
 STAMP = r"; (?:commit (?P<commit>[0-9a-f]{7,40}), )?sha256 (?P<digest>[0-9a-f]{16}) -->"

@@ -27,7 +27,7 @@ COMPILED = ("efficientnet-b0", "resnet-50", "googlenet", "yolov1", "efficientnet
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory"),
-    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead"),
+    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead,chosen"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
@@ -54,6 +54,7 @@ TABLES = {
     },
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
+    "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 

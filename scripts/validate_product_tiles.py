@@ -12,6 +12,7 @@ import argparse
 import csv
 import zlib
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,43 @@ def network_row(network: str, kernels: dict[tuple, MeasuredKernel], limits: Kern
     )
 
 
+def counting_table(kernels: list[MeasuredKernel], gpu: GpuSpec) -> list[str]:
+    """What the 3x3 convolutions of ResNet-50 did and do: bytes, products, warps and steps."""
+    limits = gpu.kernel_limits("fp16")
+    heads = (
+        *("product", "measured, us", "of the bandwidth", "of the tensor cores"),
+        *("tile", "warps of an SM", "steps", "modelled, us", "tile of now", "warps", "steps", "modelled, us"),
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    for known in kernels:
+        kernel = known.kernel
+        if not (known.name.startswith("resnet-50/") and kernel.window == 9 and known.tile):
+            continue
+        shape = product_shape(kernel)
+        moved = kernel.input_bytes + kernel.weight_bytes + kernel.output_bytes
+        bandwidth = gpu.memory_channels * gpu.channel_bytes_per_ns
+        multiplied = gpu.sms * gpu.fma_per_sm_cycle["fp16"] * gpu.clock_mhz / 1e3
+        ns, chosen = known.measured_ns, fastest_tile(shape, limits)
+        assert chosen is not None
+        lines.append(
+            f"| {shape.rows} x {shape.columns} x {shape.depth} | {ns / 1e3:.1f} "
+            f"| {moved / bandwidth / ns:.0%} | {kernel.macs / multiplied / ns:.0%} "
+            f"| {_tile_cells(shape, known.tile, limits)} | {_tile_cells(shape, chosen, limits)} |"
+        )
+    return lines
+
+
+def _tile_cells(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> str:
+    """A tile, warps that a multiprocessor has at once, steps of a block, and the time without launches."""
+    blocks = tile.blocks(shape) / limits.multiprocessors
+    warps = min(blocks, tile.resident(limits)) * prod(tile.warps)
+    split = f", split {tile.split}" if tile.split > 1 else ""
+    ns = product_ns(shape, tile, replace(limits, launch_ns=0.0))
+    return (
+        f"{tile.rows}x{tile.columns}x{tile.depth}{split} | {warps:.1f} | {tile.steps(shape)} | {ns / 1e3:.1f}"
+    )
+
+
 def _key(kernel: Kernel) -> tuple:
     return kernel.kind, *(getattr(kernel, size) for size in SIZES)
 
@@ -166,7 +204,9 @@ def main() -> None:
     by_size = {_key(kernel.kernel): kernel for kernel in kernels}
     networks = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     networks += [network_row(network, by_size, h100) for network in H100_US]
-    for name, lines in {"product-tiles": errors, "product-networks": networks}.items():
+    counted = counting_table(kernels, GpuSpec.load("h200"))
+    tables = {"product-tiles": errors, "product-counts": counted, "product-networks": networks}
+    for name, lines in tables.items():
         print("\n".join(lines), end="\n\n")
         if page is not None:
             page.write_text(fill(page.read_text(), name, lines))

@@ -70,6 +70,16 @@ class WeightType:
                 stored[part] = self.rounding(values[part])
         return stored
 
+    def integers(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Small integers, int8 [outputs, reduction], and a scale of each output, in fp32, of stored values.
+
+        It is for types with one scale an output, by which the largest magnitude is the largest integer.
+        """
+        assert not self.block and self.name in INTEGERS, "a type of integers with a scale an output"
+        largest = np.float32((1 << (self.bits - 1)) - 1)
+        scales = np.abs(stored).max(axis=1).astype(np.float32) / largest
+        return np.rint(_ratios(stored.T, scales).T).astype(np.int8), scales
+
 
 def _half(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
@@ -186,6 +196,7 @@ _TYPES = (
 )
 WEIGHT_TYPES = {weight_type.name: weight_type for weight_type in _TYPES}
 # Those that drawn and trained weights of the zoo can be stored in.
+INTEGERS = ("int4", "int8")  # those of activations too: integers with one scale an output, or a token
 WRITTEN_TYPES = tuple(weight_type.name for weight_type in _TYPES if weight_type.rounding)
 
 

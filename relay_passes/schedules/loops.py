@@ -26,6 +26,12 @@ def outer_nests(sch: s_tir.Schedule) -> list[SBlockRV]:
     return sch.get_child_blocks(get_root_block(sch))
 
 
+def is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
+    """Whether `nest` writes a result of the kernel, not a workspace."""
+    result, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
+    return not any(result.same_as(workspace) for workspace in workspaces)
+
+
 def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
     """Iterations of a loop."""
     return int(sch.get(loop).extent)

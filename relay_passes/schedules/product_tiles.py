@@ -36,6 +36,7 @@ EXTRA_STEPS = 2  # the first loads, and the results
 SIDES = (16, 32, 64, 128)
 DEPTHS = (16, 32, 48, 64)
 SPLITS = (1, 2, 4, 8, 16, 32)
+PART = 32  # contiguous elements of a part of split-K: 64 bytes, what HBM reads at once
 MIN_RESIDENT = 2  # blocks of a multiprocessor: one multiplies while the other waits
 
 
@@ -105,6 +106,15 @@ class ProductTile:
         loaded = self.rows * across + self.columns * down
         return HALF_BYTES * self.depth * (loaded + self.rows + self.columns)
 
+    def blocks(self, shape: ProductShape) -> int:
+        """Blocks of a product in such tiles."""
+        tiles_of_one = ceil(shape.rows / self.rows) * ceil(shape.columns / self.columns)
+        return shape.batch * tiles_of_one * self.split
+
+    def steps(self, shape: ProductShape) -> int:
+        """Steps of a block."""
+        return ceil(shape.depth / self.split / self.depth)
+
     def fits(self, limits: KernelLimits) -> bool:
         """Whether a block is within `limits`, and a multiprocessor holds `MIN_RESIDENT` of them."""
         shared_bytes = min(limits.shared_bytes, limits.multiprocessor_shared_bytes // MIN_RESIDENT)
@@ -128,12 +138,13 @@ class ProductTile:
 def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
     """The tiles that a block can have.
 
-    A part of split-K has whole fragments of `ProductShape.run`. Steps do not end within a tap of a window, if
-    its channels can be divided so: then taps follow from indices by divisions, which take longer than loads.
+    A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
+    of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
+    longer than loads.
     """
     for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
         tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
-        if split > 1 and shape.run % (split * FRAGMENT):
+        if split > 1 and shape.run % (split * PART):
             continue
         run = shape.run // split
         is_even = shape.run == shape.depth or run % FRAGMENT or run % depth == 0 or depth % run == 0
@@ -143,9 +154,7 @@ def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
 
 def product_ns(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> float:
     """Time of a product in tiles, without its first launch; see the top of this file."""
-    blocks = shape.batch * ceil(shape.rows / tile.rows) * ceil(shape.columns / tile.columns) * tile.split
-    of_one = ceil(blocks / limits.multiprocessors)
-    steps = ceil(shape.depth / tile.split / tile.depth)
+    of_one, steps = ceil(tile.blocks(shape) / limits.multiprocessors), tile.steps(shape)
     waves = max(1.0, of_one / max(1, tile.resident(limits)))
     ns = waves * (steps + EXTRA_STEPS) * limits.step_ns
     ns += of_one * steps * tile.step_bytes / limits.shared_bytes_per_ns

@@ -12,6 +12,7 @@ from tvm.s_tir.schedule import SBlockRV
 from pimflow.primitives.primitive import STACK_BYTES
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import (
+    is_result,
     loop_extent,
     nodes,
     outer_nests,
@@ -117,9 +118,9 @@ def _is_plain(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 
 
 def _can_inline(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether it is cheap to inline `nest` into its readers."""
+    """Whether `nest` may be inlined into its readers, and that is cheap."""
     consumers = sch.get_consumers(nest)
-    if reduction_axes(sch.get(nest)) or not consumers:
+    if reduction_axes(sch.get(nest)) or not consumers or is_result(sch, nest):
         return False
     if len(nodes(sch.get(nest).body.value, tirx.Select)) > MAX_CHOICES:  # each reader would repeat them
         return False

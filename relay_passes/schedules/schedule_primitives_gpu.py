@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import gcd
 
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
@@ -17,6 +16,7 @@ from pimflow.relay_passes.schedules.loops import (
     BLOCK,
     bind,
     divisors,
+    is_result,
     loop_extent,
     outer_nests,
     reduction_axes,
@@ -74,15 +74,9 @@ class PrimitiveStages(GPUScheduleRule):
 def _can_inline_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether to inline `nest`; operands in shared memory are computed when they are copied there."""
     readers = sch.get_consumers(nest)
-    if not readers or reduction_axes(sch.get(nest)) or _is_result(sch, nest):
+    if not readers or reduction_axes(sch.get(nest)) or is_result(sch, nest):
         return False
     return not any(mark(sch, r, SHARED) for r in readers)
-
-
-def _is_result(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
-    """Whether `nest` writes a result of the kernel, not a workspace."""
-    result, workspaces = sch.get(nest).writes[0].source, sch.get(get_root_block(sch)).alloc_buffers
-    return not any(result.same_as(workspace) for workspace in workspaces)
 
 
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -121,7 +115,7 @@ def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:
             copy = sch.cache_read(nest, index, "shared")
             sch.compute_at(copy, slices, preserve_unit_loops=True)
             for producer in sch.get_producers(copy):
-                done = _has_threads(sch, producer) or _is_result(sch, producer)
+                done = _has_threads(sch, producer) or is_result(sch, producer)
                 if not schedule_primitives.is_stage(sch, producer) and not done:
                     sch.compute_inline(producer)
             elements = sch.fuse(*sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from length import examples
 from tvm import ir
 
+import pimflow
 from pimflow import hardware
 from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.kernels import PlainKernels, ScheduledKernel
@@ -79,3 +80,16 @@ def test_the_file_of_a_gpu_has_its_limits(tmp_path):
     limits = GpuSpec.load(tmp_path / "small.toml").kernel_limits("fp32")
     assert (limits.threads, limits.shared_bytes, limits.tensor_cores) == (256, 16384, False)
     assert GpuSpec.load("p100").kernel_limits("fp16").tensor_cores is False
+
+
+def test_fused_groups_keep_the_limits_of_a_small_gpu(monkeypatch):
+    """Tiles that are searched for 16 KiB fit there; a GPU whose blocks have few threads has no groups."""
+    system = pimflow.system(dtype="fp16")
+    small = replace(system, gpu=replace(system.gpu, shared_memory_bytes=16384))
+    monkeypatch.setattr(pimflow, "system", lambda **_: small)
+    plain = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu")
+    for kernel in plain.schedule():
+        assert all(shared <= 16384 for _, shared in named_launches(kernel).values())
+    few = replace(small, gpu=replace(small.gpu, max_block_threads=128))
+    monkeypatch.setattr(pimflow, "system", lambda **_: few)
+    assert not kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu").groups

@@ -10,6 +10,7 @@ from tvm import relax
 
 from pimflow import memory
 from pimflow.core.attention import SCORES, VALUES
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, PIM_SUFFIX, Split
@@ -250,7 +251,7 @@ def kernel_phases(
     dtype: str,
     *,
     views: bool = True,
-    tensor_cores: bool = True,
+    limits: KernelLimits = SMALLEST_GPU,
     cache: StructureCache | None = None,
 ) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to one loop nest a kernel; a GPU stores `dtype`."""
@@ -259,7 +260,7 @@ def kernel_phases(
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu, tensor_cores=tensor_cores, cache=cache),
+        TileGroups(dtype if gpu else "fp32", gpu, limits=limits, cache=cache),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
@@ -274,11 +275,11 @@ def scheduling_phases(
     target: tvm.target.Target, system: System, cache: StructureCache | None = None
 ) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of scheduled kernels."""
-    gpu, multiplies = "gpu" in list(target.keys), system.gpu.has_tensor_cores(system.dtype)
+    gpu, limits = "gpu" in list(target.keys), system.gpu.kernel_limits(system.dtype)
     views = system.uses_views
     return [
-        *kernel_phases(target, system.dtype, views=views, tensor_cores=multiplies, cache=cache),
-        ScheduleGpu(system.gpu.kernel_limits(system.dtype)) if gpu else ScheduleCpu(cache),
+        *kernel_phases(target, system.dtype, views=views, limits=limits, cache=cache),
+        ScheduleGpu(limits) if gpu else ScheduleCpu(cache),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
         MarkChecked(),

@@ -584,11 +584,14 @@ class MemoryImage:
         The distinct contents of a row in all banks of a channel.
     table : ndarray, [channels, rows], int32
         Index of the page in each row of each channel; -1 if the row is not used.
+    scales : ndarray, [oc], float32, optional
+        Of pages of integers, by what the sums of each output are multiplied as they are read.
     """
 
     row_begin: int
     pages: np.ndarray
     table: np.ndarray = field(repr=False)
+    scales: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def dtype(self) -> str:

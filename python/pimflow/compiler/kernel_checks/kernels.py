@@ -98,8 +98,8 @@ class PlainKernels:
     def from_network(cls, module: tvm.IRModule, system: System, target: str = "cuda+pim") -> PlainKernels:
         """From a module to which a plan was applied, or any canonical module."""
         limits = system.gpu.kernel_limits(system.dtype)
-        resolved, multiplies = with_limits(target_by_name(target), limits), limits.tensor_cores
-        phases = kernel_phases(resolved, system.dtype, views=system.uses_views, tensor_cores=multiplies)
+        resolved = with_limits(target_by_name(target), limits)
+        phases = kernel_phases(resolved, system.dtype, views=system.uses_views, limits=limits)
         groups: dict[str, relax.Function] = {}
         opaque_calls: dict[str, relax.Call] = {}  # by the variable of its result
         with resolved:
@@ -110,7 +110,7 @@ class PlainKernels:
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
-            tile = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
+            tile = TileGroups(system.dtype, True, limits=limits, with_gaps=True)
             apart = tvm.transform.Sequential([tile])(grouped) if groups else tvm.IRModule()
         return cls(
             module=module,

@@ -23,7 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost, require_wide_weights
 
 Tensors = list[tvm.runtime.Tensor]
 L2_STATES = ("cold", "warm")
@@ -134,8 +134,10 @@ class CudaProfiler:
         Raises
         ------
         UsageError
-            If `gpu` does not describe the device: measured and modelled values would be of different cards.
+            If `gpu` does not describe the device: measured and modelled values would be of different cards;
+            or for kernels with narrow weights.
         """
+        require_wide_weights(requests, "cuda")
         times = self.measure([request.kernel for request in requests], gpu, dtype)
         return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, times, strict=True)]
 

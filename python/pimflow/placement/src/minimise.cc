@@ -139,6 +139,7 @@ Result Minimise(LabelSearch& search, const Query& query) {
   const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
   if (shares_budget && !query.minimises_memory) return BranchOnPools(search, query);
   const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
+  if (query.max_labels <= kBeam) return FindBestPlan(search, upper_bound, {kBeam});  // as many as in any further run
   return FindBestPlan(search, upper_bound, {kBeam, 0, kWideBeam});
 }
 
