@@ -207,6 +207,26 @@ def test_masks_of_attention(mask):
     matches_onnx_runtime(zoo.load_model(model))
 
 
+def test_a_product_of_operands_of_unknown_rank():
+    """Results of operators that only ONNX Runtime knows, as its optimiser writes them; `n` are lengths."""
+    weights = {"m": floats(8, 8), "n": np.array([2, 3], "int32")} | HEADS
+    nodes = [
+        helper.make_node("QuickGelu", ["x"], ["a"], "gelu", domain=MICROSOFT),
+        helper.make_node("Attention", ["a", "w", "b", "n"], ["h"], "heads", domain=MICROSOFT, num_heads=2),
+        helper.make_node("Attention", ["h", "w", "b", "n"], ["o"], "more", domain=MICROSOFT, num_heads=2),
+        helper.make_node("FusedMatMul", ["o", "m"], ["y"], "product", domain=MICROSOFT, alpha=0.5),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [value_info("x", SEQUENCE["x"])],
+        [value_info("y", SEQUENCE["x"])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    matches_onnx_runtime(zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8)))
+
+
 def test_a_norm_without_an_epsilon():
     inputs = {"x": floats(2, 3, 8) / 100, "s": floats(2, 3, 8) / 100}
     model, _ = case("SkipSimplifiedLayerNormalization", "x s g", inputs, {"g": floats(8)})

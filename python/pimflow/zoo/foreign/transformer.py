@@ -105,14 +105,17 @@ def fused_mat_mul(node: ExpandedNode) -> None:
 
     The first axis of an operand with ``transBatch`` is the one before its last.
     """
-    operands = []
+    operands = [node.operand(index) for index in (0, 1)]
     for index, side in enumerate("AB"):
+        swaps, moves = (node.attrs.get(f"{name}{side}", 0) for name in ("trans", "transBatch"))
+        if not swaps and not moves:
+            continue  # so that the rank need not be known
         axes = list(range(node.rank(index)))
-        if node.attrs.get(f"transBatch{side}", 0) and len(axes) > 2:
+        if moves and len(axes) > 2:
             axes = [*axes[1:-1], axes[0], axes[-1]]
-        if node.attrs.get(f"trans{side}", 0):
+        if swaps:
             axes[-2:] = axes[-2:][::-1]
-        operands.append(node.builder.move_axes(node.operand(index), axes))
+        operands[index] = node.builder.move_axes(operands[index], axes)
     node.bind(_scale(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
 
 
@@ -222,7 +225,7 @@ def _place_mask(node: ExpandedNode, index: int, operands: list[str]) -> None:
         # Ends of all sequences, and behind them the places where they begin, if there are twice as many.
         ends = builder.emit("Cast", [mask], to=TensorProto.INT64)
         ends = builder.emit("Unsqueeze", [ends, builder.constant(np.array([1]))])
-        batch = node.shape(0)[0]
+        batch = next(iter(node.shapes.get(node.operand(0), ())), 0)
         has_begins = node.shape(index)[0] == 2 * batch > 0
         ends, *begins = builder.split(ends, [batch] * 2, 0) if has_begins else [ends]
         inside = builder.emit("Less", [places, ends])
