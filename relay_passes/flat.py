@@ -133,6 +133,20 @@ def weight_types(mod: tvm.IRModule) -> dict[str, str]:
     return {str(layer): str(kind) for layer, kind in main_attribute(mod, WEIGHT_TYPES).items()}
 
 
+ACTIVATION_TYPES = "pimflow.activation_types"
+
+
+def with_activation_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
+    """`mod` with types of integers that layers multiply with weights, by layer name, as for weights."""
+    mod["main"] = mod["main"].with_attr(ACTIVATION_TYPES, types)
+    return mod
+
+
+def activation_types(mod: tvm.IRModule) -> dict[str, str]:
+    """Types of integers by layer name, as `with_activation_types` stored them."""
+    return {str(layer): str(kind) for layer, kind in main_attribute(mod, ACTIVATION_TYPES).items()}
+
+
 FUSED = "pimflow.fused"
 
 

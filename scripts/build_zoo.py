@@ -87,7 +87,7 @@ def torchvision_network(builder: str, image: int = 224, **options: object) -> Ca
 
 
 # Whose weights `train_small_network.py` makes; what they are drawn by is where that begins.
-TRAINED_NETWORKS = ("glyphs",)
+TRAINED_NETWORKS = ("glyphs", "glyphs-densenet", "glyphs-unet")
 # Resolutions of arXiv 1905.11946, as its authors' code has them; torchvision's weights are for others.
 EFFICIENTNETS = (224, 240, 260, 300, 380, 456, 528)
 
@@ -101,6 +101,8 @@ NETWORKS = {
         for index, image in enumerate(EFFICIENTNETS)
     },
     "glyphs": zoo_classifiers.glyphs,
+    "glyphs-densenet": zoo_classifiers.glyphs_densenet,
+    "glyphs-unet": zoo_segmentation.glyphs_unet,
     "googlenet": torchvision_network("googlenet", init_weights=False),
     "inception-v3": torchvision_network("inception_v3", 299, init_weights=False),
     "mnasnet-1.0": torchvision_network("mnasnet1_0"),

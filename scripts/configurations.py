@@ -1,8 +1,11 @@
-"""The configuration of the tables on the pages: the line that stands above each.
+"""The configuration of the tables on the pages, a line above each, and the stamps of tables.
 
-``configurations.py`` adds the lines that are missing, with the commit that the table was committed on.
+A stamp stands in the mark where a table begins: the commit that it was made on, unless the line above it
+has one, and a digest of the table, so that a test finds what was edited by hand. ``configurations.py`` adds
+lines that are missing, and stamps on `STAMPED_PAGES`, with the commit that the table was committed on.
 """
 
+import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -48,6 +51,11 @@ CONFIGURATIONS = {
         },
         "parts": text(pim="the device listed", values="fp16, batch 1, 1024 tokens"),
         "narrow": text(pim="the device listed", values="weights as listed, batch 1, 1024 tokens"),
+        "devices": text(
+            pim="newton-gddr6-narrow",
+            channels="32 of 32 channels with PIM, time-shared",
+            values="llama-3-8b, q4_k, batch 1, 1024 tokens; links nvlink-dgx",
+        ),
         "plans": text(values="fp16, batch 1"),
     },
     "docs/results.md": {
@@ -57,6 +65,13 @@ CONFIGURATIONS = {
         "modes": text("paper"),
         "sensitivity": text(),
         "sharing": text(channels="channels as listed"),
+    },
+    "docs/results_narrow.md": {
+        "narrow-lpddr5x": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-registers": "lpddr5x-pim, 4 channels, GEMV; timing strict, refreshes charged",
+        "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
+        "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
+        "accounting full, timing strict; int4 times int8, batch 1, 320 tokens",
     },
     "docs/results_pimflow.md": {
         **{
@@ -68,7 +83,7 @@ CONFIGURATIONS = {
         "pimflow GPU side": text("paper", "ramulator-pimflow", channels=PUBLISHED),
         **{
             f"pimflow {part}": text(LISTED, LISTED, channels=PUBLISHED)
-            for part in ("parts", "commands", "energy", "terms", "gains", "sizes")
+            for part in ("parts", "commands", "command bounds", "energy", "terms", "gains", "sizes")
         },
     },
     "docs/primitives.md": {"gpu-plans": text(values="fp32, batch 1")},
@@ -87,6 +102,11 @@ SOURCES = {
     "findings-gpu": ("docs/results_pimflow.md", "pimflow GPU side"),
 }
 _BY_NAME = {name: line for tables in CONFIGURATIONS.values() for name, line in tables.items()}
+STAMPED_PAGES = (
+    *("results", "results_narrow"),
+    *(f"results_{paper}" for paper in ("pimflow", "occamy", "temco", "taso", "deep_fusion")),
+)
+STAMP = r"; (?:commit (?P<commit>[0-9a-f]{7,40}), )?sha256 (?P<digest>[0-9a-f]{16}) -->"
 LINE = r"\*(?P<configuration>[^*\n]+); commit (?P<commit>[0-9a-f]{7,40})\*\n\n"
 
 
@@ -121,18 +141,36 @@ def block(name: str) -> str:
 
 
 def fill(page_text: str, name: str, body: str) -> str:
-    """`page_text` with `body` between the two marks called `name`, under its configuration.
+    """`page_text` with `body` between the two marks called `name`, under its configuration; renews a stamp.
 
     A body that is there already keeps the commit that it was made on.
     """
 
     def replacement(marks: re.Match[str]) -> str:
         """The block with the new body."""
-        old_line = re.match(LINE, marks[2])
-        is_same = old_line is not None and marks[2][old_line.end() :] == f"{body}\n"
-        return f"{marks[1]}{line(name, old_line['commit'] if is_same else '')}{body}\n{marks[3]}"
+        old_line, old_stamp = re.match(LINE, marks[2]), re.search(STAMP, marks[1])
+        is_same = marks[2][old_line.end() if old_line else 0 :] == f"{body}\n"
+        written = f"{line(name, old_line['commit'] if old_line and is_same else '')}{body}\n"
+        mark = marks[1]
+        if old_stamp:
+            mark = stamped(mark, written, old_stamp["commit"] if is_same else None)
+        return f"{mark}{written}{marks[3]}"
 
     return re.sub(block(name), replacement, page_text, flags=re.DOTALL)
+
+
+def stamped(mark: str, written: str, commit: str | None = None) -> str:
+    """The line `mark` with a stamp for `written`, made on `commit` (by default the current one)."""
+    commit_text = (
+        "" if re.match(LINE, written) else f"commit {commit or git('rev-parse', '--short=8', 'HEAD')}, "
+    )
+    text_before = re.sub(STAMP, " -->", mark).removesuffix(" -->\n")
+    return f"{text_before}; {commit_text}sha256 {digest(written)} -->\n"
+
+
+def digest(written: str) -> str:
+    """The digest of what stands between two marks."""
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def table_commit(path: Path, name: str) -> str:
@@ -141,13 +179,14 @@ def table_commit(path: Path, name: str) -> str:
     begin = next(i for i, row in enumerate(lines, 1) if row.startswith(f"<!-- {name} begin"))
     end = next(i for i, row in enumerate(lines, 1) if row.startswith(f"<!-- {name} end"))
     blamed = git("blame", "-s", "--abbrev=40", f"-L{begin + 1},{end - 1}", "HEAD", "--", str(path))
-    commits = {row.split()[0].lstrip("^") for row in blamed.splitlines() if "|" in row}
+    rows = blamed.splitlines()
+    commits = {row.split()[0].lstrip("^") for row in [row for row in rows if "|" in row] or rows}
     newest = git("rev-list", "--no-walk=sorted", *sorted(commits)).splitlines()[0]
     return git("rev-parse", "--short=8", f"{newest}^")
 
 
 def main() -> None:
-    """Add the lines that are missing, to tables made of others last."""
+    """Add the lines that are missing, to tables made of others last, and then the stamps."""
     for page, tables in sorted(
         CONFIGURATIONS.items(), key=lambda item: not SOURCES.keys().isdisjoint(item[1])
     ):
@@ -160,6 +199,15 @@ def main() -> None:
             if not re.match(LINE, match[2]):
                 above = line(name, "" if name in SOURCES else table_commit(path, name))
                 page_text = page_text[: match.start(2)] + above + page_text[match.start(2) :]
+        path.write_text(page_text, encoding="utf-8")
+    for path in (ROOT / "docs" / f"{page}.md" for page in STAMPED_PAGES):
+        page_text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"^<!-- (.+?) begin", page_text, flags=re.MULTILINE):
+            match = re.search(block(name), page_text, flags=re.DOTALL)
+            if match is not None and not re.search(STAMP, match[1]):
+                commit = None if re.match(LINE, match[2]) else table_commit(path, name)
+                mark = stamped(match[1], match[2], commit)
+                page_text = page_text[: match.start(1)] + mark + page_text[match.end(1) :]
         path.write_text(page_text, encoding="utf-8")
 
 

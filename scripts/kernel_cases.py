@@ -66,7 +66,7 @@ def cases() -> Iterator[KernelCase]:
             yield _case("odd extents", title, dtype, product_kernels, rows, columns, depth, dtype)
         for size, channels, filters in itertools.product(EXTENTS[1:3], EXTENTS, EXTENTS):
             title = f"3x3 convolution {size} x {size}, {channels} to {filters} channels"
-            yield _case("odd extents", title, dtype, convolution_kernels, size, channels, filters, dtype)
+            yield _case("odd extents", title, dtype, convolution_kernels, size, (channels, filters), dtype)
         for rows, columns in itertools.product(EXTENTS, repeat=2):
             title = f"reductions of {rows} x {columns}"
             yield _case("odd extents", title, dtype, reduction_kernels, rows, columns, dtype)
@@ -141,7 +141,7 @@ def primitive_kernels(name: str, layers: Sequence[ConvGeometry] = LAYERS) -> Pla
     return PlainKernels(
         module=tvm.IRModule(functions),
         target=target_by_name("cuda+pim"),
-        multiprocessors=pimflow.system().gpu.sms,
+        limits=pimflow.system().gpu.kernel_limits("fp32"),
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from pimflow.compiler.kernel_checks.check import check_kernel, shared_elements, used_regions
+from pimflow.compiler.kernel_checks.access_log import Accesses, AccessLog, Report
+from pimflow.compiler.kernel_checks.check import check_kernel, run_borders, shared_elements, used_regions
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 
 Change = Callable[[Any], Any]
@@ -25,9 +26,11 @@ def mutant(kernel: ScheduledKernel, fault: str, rng: np.random.Generator) -> Sch
 def _without_barrier(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
     needed = _necessary_barriers(kernel.lowered.body)
     nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-    return _changed(
+    without = _changed(
         kernel, rng, tirx.Evaluate, lambda stmt: nothing if any(map(stmt.same_as, needed)) else None
     )
+    # A barrier behind which each thread reads what it wrote itself orders nothing: no check could miss it.
+    return without if without is not None and _has_unordered_accesses(without) else None
 
 
 def _without_predicate(kernel: ScheduledKernel, rng: np.random.Generator) -> ScheduledKernel | None:
@@ -128,6 +131,62 @@ def _necessary_barriers(body: tirx.Stmt) -> list[tirx.Evaluate]:
 
     tvm_ffi.structural_walk(body, [((object,), visit)], order="pre")
     return needed
+
+
+class _AllAccesses(AccessLog):
+    """Keeps all accesses, and compares each two: slow, and nothing like what the check does."""
+
+    def __init__(self, name: str, elements: int, is_shared: bool, report: Report, _: bool = False):
+        super().__init__(name, elements, is_shared, report)
+        self._columns: list[np.ndarray] = []
+
+    def write(self, accesses: Accesses) -> None:
+        """Keep writes."""
+        super().write(accesses)
+        self._keep(accesses, True)
+
+    def read(self, accesses: Accesses) -> None:
+        """Keep reads."""
+        self._keep(accesses, False)
+
+    def _keep(self, accesses: Accesses, is_write: bool) -> None:
+        count = len(accesses.elements)
+        of_all = np.full(count, accesses.epoch), np.full(count, is_write)
+        of_each = accesses.blocks, accesses.elements, accesses.warps, accesses.warp_epochs, accesses.threads
+        self._columns.append(np.stack([*of_each, *of_all]).astype(np.int64))
+
+    def are_unordered(self) -> bool:
+        """Whether two threads of a block access an element, one writes it, and no barrier is between them."""
+        if not self._columns:
+            return False
+        blocks, elements, warps, warp_epochs, threads, epochs, writes = np.concatenate(self._columns, axis=1)
+        places = np.stack([blocks, elements, epochs], axis=1)
+        in_warps = np.concatenate([places, np.stack([warps, warp_epochs], axis=1)], axis=1)
+        return _has_conflict(places, warps, writes) or _has_conflict(in_warps, threads, writes)
+
+
+def _has_conflict(places: np.ndarray, actors: np.ndarray, writes: np.ndarray) -> bool:
+    """Whether several actors are at one place, and one of them writes."""
+    _, numbers = np.unique(places, axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1)
+    written = np.zeros(numbers.max() + 1, bool)
+    written[numbers[writes > 0]] = True
+    first = np.zeros(len(written), np.int64)
+    first[numbers] = actors
+    return bool((written[numbers] & (actors != first[numbers])).any())
+
+
+def _has_unordered_accesses(kernel: ScheduledKernel) -> bool:
+    """Whether any two accesses of blocks at borders are not ordered by a barrier."""
+    logs: list[_AllAccesses] = []
+
+    def make_log(*arguments: Any) -> AccessLog:
+        """A log that is kept."""
+        logs.append(_AllAccesses(*arguments))
+        return logs[-1]
+
+    run_borders(kernel, make_log)
+    return any(log.are_unordered() for log in logs)
 
 
 def _bounds_an_index(branch: tirx.IfThenElse) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from pathlib import Path
 
+from configurations import fill
 from papers.deep_fusion_remainder import remainder_rows
 from papers.deep_fusion_terms import term_rows
 from papers.deep_reuse import overlap
@@ -198,13 +198,6 @@ def capacity_rows(graph: LayerGraph) -> list[str]:
     return rows
 
 
-def fill(text: str, name: str, rows: list[str]) -> str:
-    """`text` with `rows` in place of what stands between the marks `name` begin and `name` end."""
-    pattern = rf"(<!-- {name} begin -->\n).*?(<!-- {name} end -->)"
-    body = "\n".join(rows)
-    return re.sub(pattern, lambda marks: f"{marks[1]}{body}\n{marks[2]}", text, flags=re.DOTALL)
-
-
 def main() -> None:
     """Compute every table, print it, and write it into the page."""
     graphs = {name: fuse.layer_graph(name) for name in NETWORKS}
@@ -233,7 +226,7 @@ def main() -> None:
         "terms": terms,
         "group traffic": traffic,
     }.items():
-        text = fill(text, f"deep fusion {name}", rows)
+        text = fill(text, f"deep fusion {name}", "\n".join(rows))
         print(f"{name}\n" + "\n".join(rows))
     partial = PAGE.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")

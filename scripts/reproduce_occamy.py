@@ -1,7 +1,7 @@
 """Occamy's tables and figures on our networks and kernels: ``reproduce_occamy.py [MODEL…] [--json]``.
 
 Paper: Lee et al., "Occamy: Memory-efficient GPU Compiler for DNN Inference", Table I, sections II and IV,
-Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, times, sweep. See
+Figures 1, 2, 4, 5. ``--parts`` says which tables: counts, memory, ahead, chosen, times, sweep. See
 docs/results_occamy.md.
 """
 
@@ -38,7 +38,8 @@ PAPER_POOL_TO_LAZY, PAPER_POOL_TO_TORCH, PAPER_SPEEDUP = 1.073, 0.654, 1.59
 BATCHES = (1, 16)
 SWEEP_NETWORKS, SWEEP_BATCHES = ("resnet-50", "yolov1"), (1, 4, 16, 32)  # Figure 5
 AHEAD = (0, 1, 4, 16)  # kernels
-PARTS = ("counts", "memory", "ahead", "times", "sweep")
+BUDGETS = (1.2, 2.0)  # of the pool that is built, times the least
+PARTS = ("counts", "memory", "ahead", "chosen", "times", "sweep")
 MB = 1e6
 Row = dict[str, object]
 
@@ -114,6 +115,22 @@ def compare_ahead(name: str) -> list[Row]:
             row |= {"copying_ns": report.gpu_only.copying_ns, "latency_ns": report.gpu_only.latency_ns}
         rows.append(row)
     return rows
+
+
+def choose_ahead(name: str) -> list[Row]:
+    """What ``--copy-ahead auto`` chooses on the GPU alone, without a budget of memory and within some."""
+    print(f"{name}, copies ahead within budgets …", file=sys.stderr)
+    free = pimflow.choose_copy_ahead(name, streaming(), modes="gpu").distances
+    least_bytes = min(row.pool_bytes for row in free if row.pool_bytes is not None)
+    budgets = [int(share * least_bytes) for share in BUDGETS]
+    within = {
+        budget: pimflow.choose_copy_ahead(name, streaming(), modes="gpu", max_memory_bytes=budget).distances
+        for budget in budgets
+    }
+    return [
+        {"network": name, "budget_bytes": budget, **vars(next(row for row in distances if row.chosen))}
+        for budget, distances in {**within, None: free}.items()
+    ]
 
 
 def time_allocations(name: str, runs: int) -> Row:
@@ -225,6 +242,16 @@ def ahead_table(rows: Sequence[dict]) -> str:
     return table(head, body)
 
 
+def chosen_table(rows: Sequence[dict]) -> str:
+    """The distances that are chosen within budgets of memory."""
+    body = []
+    for row in rows:
+        budget = "none" if row["budget_bytes"] is None else f"{row['budget_bytes'] / MB:.3f}"
+        cells = [budget, row["copy_ahead"], f"{row['pool_bytes'] / MB:.3f}", f"{row['latency_ns'] / 1e6:.3f}"]
+        body.append([row["network"], *cells])
+    return table(["network", "budget (MB)", "kernels ahead", "pool (MB)", "GPU, modelled (ms)"], body)
+
+
 def times_table(rows: Sequence[dict]) -> str:
     """Latency by allocation, its share spent on allocating, and the peak against the plan."""
     head = ["network", "pool (ms)", "eager / pool", "lazy / pool", "allocating, eager", "lazy", "pool"]
@@ -272,6 +299,8 @@ def collect(
         tables["memory"] = [measure_memory(name, b, runs, torch) for name in models for b in batches]
     if "ahead" in parts:
         tables["ahead"] = [row for name in models for row in compare_ahead(name)]
+    if "chosen" in parts:
+        tables["chosen"] = [row for name in models for row in choose_ahead(name)]
     if "times" in parts:
         tables["times"] = [time_allocations(name, runs) for name in models]
     if "sweep" in parts:
@@ -284,6 +313,7 @@ TABLES = {
     "counts": counts_table,
     "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
     "ahead": ahead_table,
+    "chosen": chosen_table,
     "times": times_table,
     "sweep": sweep_table,
 }

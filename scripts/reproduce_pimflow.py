@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from papers import pimflow_ablation, pimflow_comparison, pimflow_tables
+from papers import pimflow_ablation, pimflow_commands, pimflow_comparison, pimflow_tables
 from papers.pimflow_comparison import CONFIGURATIONS, CONVENTIONS, NETWORKS, SIZES, Searches
 from update_readme import ROOT, fill, table_of
 
@@ -23,7 +23,7 @@ from pimflow.placement import Profiling
 PAGE = ROOT / "docs" / "results_pimflow.md"
 PICTURE = ROOT / "docs" / "pimflow_comparison.svg"
 TITLE = "PIMFlow's comparison"
-PARTS = ("comparison", "shares", "ablation", "sizes")
+PARTS = ("comparison", "shares", "bounds", "ablation", "sizes")
 
 
 def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str
         figures["energies"] = pimflow_comparison.energies(searches, models)
     if "shares" in parts:
         figures["shares"] = pimflow_comparison.shares(searches, models)
+    if "bounds" in parts:
+        figures["command bounds"] = pimflow_commands.command_bounds(searches, models)
     if "ablation" in parts:
         functions = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
         figures |= {
@@ -55,7 +57,7 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
         builders["parts"] = lambda: pimflow_tables.parts(rows)
         builders["commands"] = lambda: pimflow_tables.commands(rows)
         builders["energy"] = lambda: pimflow_tables.energy(rows, figures["energies"])
-    for name in ("shares", "terms", "gains", "GPU side", "sizes"):
+    for name in ("shares", "command bounds", "terms", "gains", "GPU side", "sizes"):
         if name in figures:
             table = getattr(pimflow_tables, name.lower().replace(" ", "_"))
             builders[name] = lambda table=table, name=name: table(figures[name])

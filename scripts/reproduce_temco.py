@@ -8,7 +8,6 @@ docs/results_temco.md.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from papers.temco_variants import (
 )
 
 from pimflow import hardware
+from pimflow.core.output_error import OUTPUT_BOUND
 from pimflow.errors import PimflowError
 from pimflow.host import pictures
 from pimflow.host.charts import PALETTE, chart, legend_at_top
@@ -45,7 +45,7 @@ LAYERS = {  # pairs of convolutions with nothing but an activation between them
     "alexnet": (("conv3", "conv4"), ("conv4", "conv5")),
 }
 OVER_TIME = ("unet", "vgg-16")  # Figure 4
-TIMED_NETWORKS = ("vgg-16", "resnet-18", "unet")
+TIMED_NETWORKS = {4: tuple(PAPER), 32: ("vgg-16", "resnet-18", "unet")}  # by batch; others as 32
 BASELINES = ("original", "original, coalesced", "decomposed", "decomposed, coalesced")
 PARTS = ("memory", "equations", "over-time", "times")
 MIB = 2**20
@@ -155,13 +155,13 @@ def measure_times(
 ) -> list[dict]:
     """Latency, allocations and errors of the variants, run in turns."""
     rows = []
-    for batch, name in itertools.product(
-        batches, (timed_network for timed_network in TIMED_NETWORKS if timed_network in models)
-    ):
-        network_variants = variants(name, batch, decompose, progress)
-        progress(f"{name}, batch {batch}, {runs} runs")
-        forms = network_variants.run(VARIANTS, hardware.system(), runs=runs)
-        rows.append({"network": name, "batch": batch, "forms": forms})
+    for batch in batches:
+        for name in (name for name in TIMED_NETWORKS.get(batch, TIMED_NETWORKS[32]) if name in models):
+            network_variants = variants(name, batch, decompose, progress)
+            progress(f"{name}, batch {batch}, {runs} runs")
+            forms = network_variants.run(VARIANTS, hardware.system(), runs=runs)
+            original_bytes = network_variants.pools(hardware.system())["original"]
+            rows.append({"network": name, "batch": batch, "original_bytes": original_bytes, "forms": forms})
     return rows
 
 
@@ -179,14 +179,23 @@ def times_table(rows: list[dict]) -> str:
             body.append([row["network"], row["batch"], form, run["allocated_bytes"], peak, *cells])
     text = table(head, body)
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        forms = [row["forms"] for row in rows if row["batch"] == batch]
-        ratios = [run["skip-opt+fusion"]["latency_ns"] / run["decomposed"]["latency_ns"] for run in forms]
+        batch_rows = [row for row in rows if row["batch"] == batch]
+        both = [(row["forms"]["skip-opt+fusion"], row) for row in batch_rows]
+        ratio = geometric_mean(
+            run["latency_ns"] / row["forms"]["decomposed"]["latency_ns"] for run, row in both
+        )
+        memory = geometric_mean(
+            (run["peak_bytes"] or run["allocated_bytes"]) / row["original_bytes"] for run, row in both
+        )
         paper = f" (paper, on a GPU: {PAPER_TIMES[batch]})" if batch in PAPER_TIMES else ""
         text += (
-            f"\n\nBatch {batch}: skip-opt+fusion over decomposed, geometric mean: "
-            f"{geometric_mean(ratios):.3f}{paper}"
+            f"\n\nBatch {batch}, {len(both)} networks, geometric means of skip-opt+fusion: time over "
+            f"decomposed {ratio:.3f}{paper}; memory as run {100 * (1 - memory):.1f} % less than planned for "
+            "the original"
         )
-    return text
+    error = max(run["error"] for row in rows for run in row["forms"].values())
+    verdict = "within" if error <= OUTPUT_BOUND["fp32"] else "NOT within"
+    return f"{text}\n\nErrors of all, in fp32: {verdict} the bound of {OUTPUT_BOUND['fp32']:.0e}"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -244,6 +253,13 @@ TABLES = {
 }
 
 
+def stored_rows(files: Iterable[Path], parts: Iterable[str]) -> dict[str, list[dict]]:
+    """Rows of `parts` from files that ``--json`` wrote: by batch, and then in the order of the files."""
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    rows_by_part = {part: [row for file in stored for row in file.get(part, ())] for part in parts}
+    return {part: sorted(rows, key=lambda row: row["batch"]) for part, rows in rows_by_part.items()}
+
+
 def main() -> None:
     """Parse the command line; print tables or JSON, and draw Figure 4."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -253,6 +269,9 @@ def main() -> None:
     parser.add_argument("--decompose", default="tucker:0.1", help="see docs/decomposition.md")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where the picture over time is written")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--rows", type=Path, nargs="+", metavar="FILE", help="compute nothing: tables of what --json printed"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     args = parser.parse_args()
     parts = args.parts.split(",")
@@ -267,7 +286,12 @@ def main() -> None:
             print(f"{text} …", file=sys.stderr)
 
     try:
-        rows_by_part = {part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts}
+        if args.rows:
+            rows_by_part = stored_rows(args.rows, parts)
+        else:
+            rows_by_part = {
+                part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts
+            }
     except PimflowError as error:
         sys.exit(str(error))
     if args.plot and rows_by_part.get("over-time"):

@@ -18,10 +18,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from configurations import git
 from update_readme import fill
 
 # Inputs have the size that their makers use; networks of many parameters are left out.
@@ -124,6 +125,7 @@ def create(name: str) -> tuple:
         size = 299 if name == "inception_v3" else 224
         shape = (1, 3, 8, 56, 56) if name in VIDEO else (1, 3, size, size)
         keywords = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        keywords |= {"weights_backbone": None} if name in SEGMENTATION else {}
         module = models.get_model(name, weights=None, **keywords)
     module.eval()
     for buffer_name, buffer in module.named_buffers():
@@ -160,13 +162,14 @@ def export(name: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DoorOutcome:
-    """What becomes of one file: the error relative to the largest output, and the modelled times."""
+    """What becomes of one file: the error relative to the largest output, modelled times, the commit."""
 
     kind: str
     reason: str = ""
     error: float = 0.0
     gpu_only_ns: float = 0.0
     latency_ns: float = 0.0
+    commit: str = ""
 
 
 def compile_file(path: Path) -> DoorOutcome:
@@ -247,13 +250,16 @@ def row(name: str, outcomes: dict[str, DoorOutcome]) -> str:
             cells += [result.kind, ""]
     times = [outcomes[door].gpu_only_ns for door in DOORS]
     cells.append(f"{max(times) / min(times):.2f}" if min(times) else "")
+    cells.append(outcomes[DOORS[0]].commit)
     return f"| {' | '.join(cells)} |"
 
 
 def table(results: dict[str, dict[str, DoorOutcome]]) -> str:
     """A Markdown table of all outcomes, with a count of each kind and the reasons of what is not right."""
-    lines = ["| architecture | ONNX: error | ms, GPU → plan | .pt2: error | ms, GPU → plan | GPU, ratio |"]
-    lines += ["|---|---|---|---|---|---|", *(row(name, outcomes) for name, outcomes in results.items()), ""]
+    heads = ("architecture", "ONNX: error", "ms, GPU → plan", ".pt2: error", "ms, GPU → plan")
+    heads = (*heads, "GPU, ratio", "commit")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [*(row(name, outcomes) for name, outcomes in results.items()), ""]
     for door in DOORS:
         kinds = [outcomes[door].kind for outcomes in results.values()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (RIGHT, REFUSED, WRONG, BROKEN))
@@ -290,10 +296,12 @@ def time_table(results: dict[str, dict[str, DoorOutcome]]) -> str:
 def attempt(name: str, *, searched: bool) -> dict[str, DoorOutcome]:
     """The outcome of an architecture by door."""
     with tempfile.TemporaryDirectory() as scratch:
+        commit = git("rev-parse", "--short=8", "HEAD")
         exported = outcome(name, Path(scratch), "export", searched=searched)
         if exported.kind != RIGHT:
-            return dict.fromkeys(DOORS, DoorOutcome(BROKEN, f"export: {exported.reason}"))
-        return {door: outcome(name, Path(scratch), door, searched=searched) for door in DOORS}
+            return dict.fromkeys(DOORS, DoorOutcome(BROKEN, f"export: {exported.reason}", commit=commit))
+        outcomes = {door: outcome(name, Path(scratch), door, searched=searched) for door in DOORS}
+        return {door: replace(result, commit=commit) for door, result in outcomes.items()}
 
 
 def stored_outcomes(path: Path | None) -> dict[str, dict[str, DoorOutcome]]:

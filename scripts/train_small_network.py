@@ -1,4 +1,4 @@
-"""Train the network `glyphs` of the zoo, and write its weights: ``train_small_network.py [--out FILE]``.
+"""Train a small network of the zoo, and write its weights: ``train_small_network.py [NAME] [--out FILE]``.
 
 It is trained on pictures that `pimflow.zoo.glyphs` draws; nothing is downloaded. Needs PyTorch (``pip install
 'pimflow[torch]'``). Takes some minutes of one core; the same version of PyTorch on the same machine gives the
@@ -14,36 +14,40 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from papers.trained_networks import accuracy, train
+from papers.trained_networks import TASKS, scores, train
 
 from pimflow import zoo
 from pimflow.zoo import glyphs, weights
 
-NAME, SEED = "glyphs", 0
+SEED = 0
 STEPS, LEARNING_RATE = 4000, 3e-3
-HELD_OUT = 4000  # pictures on which the accuracy is counted
+HELD_OUT = 4000  # pictures on which scores are counted
 
 
 def main() -> None:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", choices=TASKS, default="glyphs", help=f"of {', '.join(TASKS)}"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="of 64 pictures (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=weights.TRAINED / f"{NAME}.npz", help="default: the zoo")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: the zoo")
     arguments = parser.parse_args()
-    model = onnx.load(zoo.GRAPHS / f"{NAME}.onnx")
+    task, path = TASKS[arguments.name], arguments.out or weights.TRAINED / f"{arguments.name}.npz"
+    model = onnx.load(zoo.GRAPHS / f"{arguments.name}.onnx")
     for value in model.graph.input:
         weights.mark_untrained(value)
     weights.fill(model, SEED)
-    model = train(model, arguments.steps, learning_rate=LEARNING_RATE, seed=glyphs.TRAINING)
+    model = train(model, task, arguments.steps, learning_rate=LEARNING_RATE, seed=glyphs.TRAINING)
     stored = {t.name: numpy_helper.to_array(t).astype(np.float16) for t in model.graph.initializer}
     for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(stored[tensor.name].astype(np.float32), tensor.name))
-    partial = arguments.out.with_suffix(".partial.npz")
+    partial = path.with_suffix(".partial.npz")
     np.savez_compressed(partial, **stored)
-    os.replace(partial, arguments.out)
-    accuracies = accuracy(zoo.load_model(model, batch=100), HELD_OUT)
-    shares = ", ".join(f"top-{top} {share:.1%}" for top, share in accuracies.items())
-    print(f"{arguments.out}: {arguments.out.stat().st_size} bytes; {shares} of {HELD_OUT} held-out pictures")
+    os.replace(partial, path)
+    held_out = scores(zoo.load_model(model, batch=100), task, HELD_OUT)
+    shares = ", ".join(f"{name} {score:.1%}" for name, score in held_out.items())
+    print(f"{path}: {path.stat().st_size} bytes; {shares} of {HELD_OUT} held-out pictures")
 
 
 if __name__ == "__main__":

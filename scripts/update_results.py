@@ -16,6 +16,7 @@ PAGES = {
     "memory": "memory.md",
     "decomposition": "decomposition.md",
     "serving": "serving.md",
+    "narrow": "results_narrow.md",
 }
 INSTANCES = "memory-instances"  # in a folder that is not part of the repository
 FUSED = (
@@ -26,7 +27,7 @@ COMPILED = ("efficientnet-b0", "resnet-50", "googlenet", "yolov1", "efficientnet
 TABLES = {
     "pools": ("bench_memory.py", "--zoo"),
     "occamy-memory": ("reproduce_occamy.py", "--parts", "counts,memory"),
-    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead"),
+    "occamy-ahead": ("reproduce_occamy.py", "mobilenet-v1", "resnet-50", "--parts", "ahead,chosen"),
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
@@ -47,8 +48,13 @@ TABLES = {
     "devices-energies": ("compare_devices.py", "energies", "--pims", "aim-gddr6"),
     "devices-fastest": ("compare_devices.py", "fastest"),
     "devices-frugal": ("compare_devices.py", "frugal"),
+    **{
+        f"narrow-{name}": ("compare_published_narrow.py", name)
+        for name in ("lpddr5x", "registers", "phone", "groups")
+    },
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
+    "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 

@@ -60,6 +60,32 @@ def glyphs() -> onnx.ModelProto:
     return graph.model("glyphs", {"output": (hidden, (1, 16))})
 
 
+def glyphs_densenet() -> onnx.ModelProto:
+    """Two small dense blocks, which `train_small_network.py` trains on pictures of `zoo.glyphs`."""
+    graph = ZooGraphBuilder({"input": (1, 3, 24, 24)})
+
+    def conv(name: str, source: str, channels: tuple[int, int], kernel: int = 3) -> str:
+        return graph.add("Relu", f"{name}.relu", [graph.conv(name, source, channels, kernel)])
+
+    def halve(name: str, source: str) -> str:
+        return graph.add("MaxPool", name, [source], kernel_shape=[2, 2], strides=[2, 2])
+
+    hidden, channels = halve("stem.pool", conv("stem", "input", (24, 3))), 24
+    for block, growth in ((1, 16), (2, 24)):
+        for layer in range(1, 5):
+            name = f"dense{block}.{layer}"
+            grown = conv(name, hidden, (growth, channels))
+            hidden, channels = (
+                graph.add("Concat", f"{name}.concat", [hidden, grown], axis=1),
+                channels + growth,
+            )
+        if block == 1:
+            hidden = halve("transition.pool", conv("transition", hidden, (channels // 2, channels), 1))
+            channels //= 2
+    hidden = _dense(graph, graph.add("GlobalAveragePool", "pool", [hidden]), (channels,), 16)
+    return graph.model("glyphs-densenet", {"output": (hidden, (1, 16))})
+
+
 def _resnet(name: str, blocks: tuple[int, ...]) -> onnx.ModelProto:
     """At 224 x 224: arXiv 1512.03385, table 1, with projections where channels grow (option B)."""
     graph = ZooGraphBuilder({"input": (1, 3, 224, 224)})

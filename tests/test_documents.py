@@ -162,6 +162,71 @@ def test_the_configuration_stands_above_every_table_of_speed_ups(script):
     assert module.fill(written, "copies", "| b |") == written
 
 
+def test_tables_of_results_are_as_their_scripts_wrote_them(script):
+    """Each names its script, and the commit that it was made on; a digest finds what was edited by hand.
+
+    After a merge of two versions of a table run its script again, or take the newer table with its mark.
+    """
+    module = script("configurations")
+    results = {page.stem for page in PAGES if page.stem.startswith("results")}
+    assert {*module.STAMPED_PAGES} == results - {"results_papers"}  # which has no figures
+    for page in module.STAMPED_PAGES:
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        for name in re.findall(r"^<!-- (.+?) begin", text, re.MULTILINE):
+            mark, written, _ = re.search(module.block(name), text, re.DOTALL).groups()
+            stamp = re.search(module.STAMP, mark)
+            assert stamp, f"{page}: {name}; run scripts/configurations.py"
+            assert stamp["commit"] or module.line_of_source(text, name), f"{page}: {name}"
+            assert stamp["digest"] == module.digest(written), f"{page}: {name} was edited; run its script"
+            (writer,) = re.findall(r"written by (scripts/\w+\.py)", mark)
+            assert f"/{writer}" in FILES, f"{page}: {name}"
+
+
+# What each paper numbers; the slides of PIMFlow number nothing.
+NUMBERED = {
+    "TeMCO": [*(f"Figure {n}" for n in range(1, 13)), "Algorithm 1", "Algorithm 2", "Listing 1"],
+    "Occamy": [
+        *("Figure 1", "Figure 2", "Figure 3", "Algorithm 1", "Algorithm 2", "Table I"),
+        *("Figure 4a, 4c", "Figure 4b, 4d", "Figure 5a, 5c", "Figure 5b, 5d"),
+    ],
+    "TASO": [*(f"Figure {n}" for n in range(1, 11)), "Table 1"],
+    "Deep Fusion": [*(f"Figure {n}" for n in range(1, 10)), "Table 1"],
+}
+
+
+def test_the_page_of_papers_has_every_figure_and_names_tables_that_are_there():
+    page = ROOT / "docs" / "results_papers.md"
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL))
+    assert set(sections) == {"PIMFlow", *NUMBERED}
+    for paper, section in sections.items():
+        rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
+        names = [row[0].strip() for row in rows]
+        assert sorted(names) == sorted(NUMBERED.get(paper, names)), paper
+        for name, _, made, where in rows:
+            tables = re.findall(r"\[`([^`]+)`\]\(([\w.]+)\)", where)
+            for table, target in tables:
+                assert f"<!-- {table} begin" in (page.parent / target).read_text(), f"{name}: {table}"
+            tests = re.findall(r"test `(tests/[\w/]+\.py)`", where)
+            assert {f"/{path}" for path in tests} <= FILES, name
+            assert made in ("yes", "in part", "no") and (made == "no" or tables or tests or "](" in where), (
+                name
+            )
+
+
+def test_a_table_that_is_written_anew_gets_a_stamp(script):
+    """And keeps the one that it has if it is the same; a table under a line that has a commit needs none."""
+    module = script("configurations")
+    mark = "<!-- example begin: written by scripts/x.py; commit 12345678, sha256 0000000000000000 -->\n"
+    page = f"{mark}| a |\n<!-- example end -->"
+    same, new = (module.fill(page, "example", body) for body in ("| a |", "| b |"))
+    assert "commit 12345678, " in same and module.fill(same, "example", "| a |") == same
+    assert "commit 12345678, " not in new
+    for text, written in ((same, "| a |\n"), (new, "| b |\n")):
+        assert re.search(module.STAMP, text)["digest"] == module.digest(written)
+    lined = module.fill(mark.replace("example", "copies") + "<!-- copies end -->", "copies", "| c |")
+    assert re.search(module.STAMP, lined)["commit"] is None and "; commit " in lined
+
+
 @pytest.mark.parametrize("page", ["reference/cli.md", "reference/api.md", "schemas/report.json"])
 def test_the_pages_of_reference_are_those_of_the_code(script, page):
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ FAMILIES = {
     "run": set(),
     "serve": {"generate"},
     "simulate": set(),
-    "sweep": {"profile"},
+    "sweep": {"compile", "profile"},
 }
 INSIDE = {
     "commands": {

@@ -17,7 +17,7 @@ PUBLIC = [
     *("Compiled", "compile", "fuse", "infer", "relax_pipeline", "run", "search", "select", "simulate"),
     *("trace", "plan_memory", "trace_plan", "fuse_decomposed", "export_decomposed", "measure_allocations"),
     *("execute_fused", "search_network", "sweep", "GpuSpec", "PimSpec", "System", "system"),
-    *("choose_channels", "NetworkOptions", "Goal", "SelectionOptions", "Profiling"),
+    *("choose_channels", "choose_copy_ahead", "NetworkOptions", "Goal", "SelectionOptions", "Profiling"),
 ]
 
 

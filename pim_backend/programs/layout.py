@@ -8,6 +8,7 @@ import numpy as np
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import UsageError
 from pimflow.pim_backend.programs.schedule import BankTiling, channel_tiles
+from pimflow.weight_types import INTEGERS, WEIGHT_TYPES
 
 BAND_ELEMENTS = 64  # elements
 NUMPY_DTYPE = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "int8": np.int8}
@@ -28,16 +29,21 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
     program : PimProgram
         It carries the organisation of its device, so that code generation needs no device file.
     weights : ndarray, [oc, K], float or int8
-        Filters in (kh, kw, c) order; they are rounded to the program's storage type. For a grouped
-        convolution, c counts the channels of a group. Channels of an added tensor have no weights here.
+        Filters in (kh, kw, c) order; they are rounded to the program's storage type. Of a program of
+        integers they may also be the values for which these stand, each times the scale of its output. For
+        a grouped convolution, c counts the channels of a group. Channels of an added tensor have no weights
+        here.
 
     Raises
     ------
     UsageError
-        If the program is of int8 and `weights` are not.
+        If the program is of int8 and `weights` are neither that nor values of a type of integers.
     """
+    scales = None
     if program.dtype == "int8" and weights.dtype != np.int8:
-        raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
+        if program.geometry.weights not in INTEGERS:
+            raise UsageError(f"region '{program.region}' takes weights of int8, got {weights.dtype}")
+        weights, scales = WEIGHT_TYPES[program.geometry.weights].integers(weights)
     tiling = BankTiling.from_program(program)
     if program.geometry.groups > 1:
         weights = _block_diagonal(program, weights, tiling)
@@ -54,7 +60,7 @@ def memory_image(program: PimProgram, weights: np.ndarray) -> MemoryImage:
             row for tiles in channel_tiles(program, tiling, channel) for row in tiling.rows(tiles)
         ]
         table[channel, : len(channel_pages)] = channel_pages
-    return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table)
+    return MemoryImage(row_begin=program.row_begin, pages=lanes.swapaxes(1, 2), table=table, scales=scales)
 
 
 def with_identity(weights: np.ndarray) -> np.ndarray:

@@ -132,7 +132,8 @@ def lower(
         "shares_accumulators": shares and len(channel_blocks[0]) > 1,
         "timing_only": limits.timing_only,
     }
-    stored = replace(geometry, weights=pim.weights or None)  # None: in the network's type
+    activations = pim.activations if pim.activations != dtype else None
+    stored = replace(geometry, weights=pim.weights or None, activations=activations or None)  # None: dtype's
     return PimProgram(
         **{**vars(request), "pixel_end": end, "geometry": stored},
         pim=pim.name,

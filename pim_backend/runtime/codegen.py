@@ -87,8 +87,8 @@ def add_region(
     program_channels = program.geometry.c - program.added_channels
     words, offsets = program.program_words()
     table = np.ascontiguousarray(image.table, np.int32)
-    start = np.empty(0, np.float32) if bias is None else bias
-    arrays = (_HEADER.row(**program.header()), words, offsets, image.lane_bits, table, start)
+    start, factors = (np.empty(0, np.float32) if a is None else a for a in (bias, image.scales))
+    arrays = (_HEADER.row(**program.header()), words, offsets, image.lane_bits, table, start, factors)
     channels = (program_channels, input_channels or program_channels, program.added_channels)
     _add_region(module, symbol, *(tvm_ffi.from_dlpack(a) for a in arrays), *channels)
 

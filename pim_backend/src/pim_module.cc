@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -40,8 +41,8 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// "PIM09"; another number when a record that is stored changes: ProgramHeader, AppendSizes, those of products.cc.
-constexpr uint64_t kMagic = 0x39304d4950ull;
+// "PIM10"; another number when a record that is stored changes: ProgramHeader, AppendSizes, those of products.cc.
+constexpr uint64_t kMagic = 0x30314d4950ull;
 
 /*! \brief What a region's function passes to the device: its program and the contents of the banks. */
 struct Region {
@@ -49,11 +50,12 @@ struct Region {
   ffi::Tensor pages;  // bits [pages, elements per row, banks] of the storage type
   ffi::Tensor table;
   ffi::Tensor initial;  // initial values of latches, fp32 [oc]; empty if they start from zero or from a tensor
+  ffi::Tensor scales;   // of a program of integers, the factor of each output, fp32 [oc]; else empty
   int64_t own_channels = 0;    // channels of its vectors that come from its input, whose last they are
   int64_t input_channels = 0;
   int64_t added_channels = 0;  // channels of its vectors that come from a tensor that the product adds
 
-  std::array<ffi::Tensor*, 6> All() { return {&header, &words, &offsets, &pages, &table, &initial}; }
+  std::array<ffi::Tensor*, 7> All() { return {&header, &words, &offsets, &pages, &table, &initial, &scales}; }
 };
 
 /*! \brief The header of a program of one step's WRITEs, the program that writes every place, its pages, sizes. */
@@ -252,6 +254,24 @@ ffi::Tensor ConcatenateChannels(const ffi::Tensor& input, const ffi::Tensor& add
   return vectors;
 }
 
+/*! \brief Run a program of integers: its operand holds whole numbers as fp32, and its sums are scaled by output. */
+void ExecuteIntegers(const Region& region, const ffi::Tensor& operand, const ffi::Tensor& result) {
+  const DLDataType kInt32{kDLInt, 32, 1};
+  const ffi::Tensor input = HostTensor(operand.shape(), kInt32), sums = HostTensor(result.shape(), kInt32);
+  const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kInt32);
+  const auto* from = reinterpret_cast<const float*>(DataBegin(operand));
+  auto* to = static_cast<int32_t*>(input.data_ptr());
+  for (int64_t i = 0; i < operand.numel(); ++i) to[i] = static_cast<int32_t>(std::nearbyint(from[i]));
+  Execute(region.header, region.words, region.offsets, region.pages, region.table, input, no_initial, sums);
+  const int64_t outputs = region.scales.numel();
+  TVM_FFI_ICHECK(region.scales.dtype().code == kDLFloat && region.scales.dtype().bits == 32) << "scales are of fp32";
+  TVM_FFI_ICHECK_EQ(result.numel() % outputs, 0) << "a region's result does not have its outputs";
+  const auto* scales = static_cast<const float*>(region.scales.data_ptr());
+  const auto* sum = static_cast<const int32_t*>(sums.data_ptr());
+  auto* out = reinterpret_cast<float*>(const_cast<char*>(DataBegin(result)));
+  for (int64_t i = 0; i < result.numel(); ++i) out[i] = static_cast<float>(sum[i]) * scales[i % outputs];
+}
+
 class PimModuleObj : public ffi::ModuleObj {
  public:
   const char* kind() const final { return "pim"; }
@@ -297,8 +317,12 @@ class PimModuleObj : public ffi::ModuleObj {
         operands.push_back(ready(added));
         operand = ConcatenateChannels(operand, operands[2], region->added_channels);
       }
-      Execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
-              result);
+      if (region->scales.numel() > 0) {
+        ExecuteIntegers(*region, operand, result);
+      } else {
+        Execute(region->header, region->words, region->offsets, region->pages, region->table, operand, start,
+                result);
+      }
       if (!in_place) CopyFromHostFloat32(result, y);
       if (auto observer = Observer::Instance().Get()) (*observer)(name, operands, result);
     });
@@ -386,16 +410,17 @@ ffi::Module CreateModule() { return ffi::Module(ffi::make_object<PimModuleObj>()
  * \brief Add a region to a module made by CreateModule.
  * \param pages [pages, elements per row, banks], bits of the storage type.
  * \param initial Initial values of latches, fp32 [oc]; empty for none, or if the second argument has them.
+ * \param scales Factors of the sums of a program of integers, fp32 [oc]; empty for other programs.
  * \param own_channels Channels of its vectors that come from its input, whose last they are.
  * \param input_channels Channels of its input.
  * \param added_channels Channels of its vectors that come from its second argument, which the product adds.
  */
 void AddRegion(ffi::Module module, ffi::String symbol, ffi::TensorView header, ffi::TensorView words,
                ffi::TensorView offsets, ffi::TensorView pages, ffi::TensorView table, ffi::TensorView initial,
-               int64_t own_channels, int64_t input_channels, int64_t added_channels) {
+               ffi::TensorView scales, int64_t own_channels, int64_t input_channels, int64_t added_channels) {
   auto* obj = static_cast<PimModuleObj*>(const_cast<ffi::ModuleObj*>(module.get()));
   Region region{Copy(header), Copy(words), Copy(offsets), Copy(pages), Copy(table), Copy(initial),
-                own_channels, input_channels, added_channels};
+                Copy(scales), own_channels, input_channels, added_channels};
   obj->regions[std::string(symbol)] = std::move(region);
 }
 

@@ -27,6 +27,7 @@ from pimflow.tvm_extension import install as _tvm_extension
 if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and editors
     from pimflow.commands.compile.channel_counts import choose_channels
     from pimflow.commands.compile.compile import Compiled, compile
+    from pimflow.commands.compile.copy_distances import choose_copy_ahead
     from pimflow.commands.compile.pareto import pareto
     from pimflow.commands.compile.relax_pipeline import relax_pipeline
     from pimflow.commands.compile.timeline import trace_plan
@@ -58,6 +59,7 @@ if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and edi
 _NAMES_BY_MODULE = {
     "pimflow.commands.compile.channel_counts": "choose_channels",
     "pimflow.commands.compile.compile": "Compiled compile",
+    "pimflow.commands.compile.copy_distances": "choose_copy_ahead",
     "pimflow.commands.memory.decompose": "export_decomposed",
     "pimflow.commands.fuse.fuse": "fuse fuse_decomposed",
     "pimflow.commands.generate.generate": "generate",
@@ -93,6 +95,7 @@ __all__ = [  # explicit, for type checkers
     "choose_channels",
     "Compiled",
     "compile",
+    "choose_copy_ahead",
     "export_decomposed",
     "fuse",
     "fuse_decomposed",

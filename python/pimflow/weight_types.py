@@ -2,7 +2,8 @@
 
 A value takes some bits, and the values of a block share scales. Blocks lie along the reduction of a product,
 which is the first axis of the arrays here. Formats of blocks are those of GGUF (ggml-common.h,
-gguf-py/gguf/quants.py); ``int8`` and ``fp8`` have one scale in fp32 for each output, as compressed-tensors.
+gguf-py/gguf/quants.py); ``int4``, ``int8`` and ``fp8`` have one scale in fp32 for each output, as
+compressed-tensors, and ``int4_g128`` one in fp16 for 128 values of it, as symmetric GPTQ and AWQ.
 """
 
 from __future__ import annotations
@@ -69,6 +70,16 @@ class WeightType:
                 stored[part] = self.rounding(values[part])
         return stored
 
+    def integers(self, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Small integers, int8 [outputs, reduction], and a scale of each output, in fp32, of stored values.
+
+        It is for types with one scale an output, by which the largest magnitude is the largest integer.
+        """
+        assert not self.block and self.name in INTEGERS, "a type of integers with a scale an output"
+        largest = np.float32((1 << (self.bits - 1)) - 1)
+        scales = np.abs(stored).max(axis=1).astype(np.float32) / largest
+        return np.rint(_ratios(stored.T, scales).T).astype(np.int8), scales
+
 
 def _half(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
@@ -94,6 +105,19 @@ def _fp8(values: np.ndarray) -> np.ndarray:
 def _int8(values: np.ndarray) -> np.ndarray:
     scale = np.abs(values).max(axis=0) / np.float32(127)
     return np.clip(np.rint(_ratios(values, scale)), -127, 127) * scale
+
+
+_INT4_MAX = 7
+
+
+def _int4(values: np.ndarray) -> np.ndarray:
+    scale = np.abs(values).max(axis=0) / np.float32(_INT4_MAX)
+    return np.clip(np.rint(_ratios(values, scale)), -_INT4_MAX, _INT4_MAX) * scale
+
+
+def _int4_group(values: np.ndarray) -> np.ndarray:
+    scale = np.abs(values).max(axis=0) / np.float32(_INT4_MAX)
+    return np.clip(np.rint(_ratios(values, scale)), -_INT4_MAX - 1, _INT4_MAX) * _half(scale)
 
 
 def _q8_0(values: np.ndarray) -> np.ndarray:
@@ -139,11 +163,14 @@ def _round_away(values: np.ndarray) -> np.ndarray:
     return np.trunc(values + np.copysign(np.float32(0.5), values))
 
 
+GROUPS = (32, 64, 128)  # inputs that share a scale in GPTQ's and AWQ's files
 _TYPES = (
     WeightType(name="fp16", bits=16, rounding=_half),
     WeightType(name="bf16", bits=16, rounding=_bfloat16),
     WeightType(name="fp8", bits=8, block=0, scale_bytes=4, rounding=_fp8),
     WeightType(name="int8", bits=8, block=0, scale_bytes=4, rounding=_int8),
+    WeightType(name="int4", bits=4, block=0, scale_bytes=4, rounding=_int4),
+    WeightType(name="int4_g128", bits=4, block=128, scale_bytes=2, rounding=_int4_group),
     WeightType(name="q8_0", bits=8, block=32, scale_bytes=2, rounding=_q8_0),
     WeightType(name="q4_0", bits=4, block=32, scale_bytes=2, rounding=_q4_0),
     WeightType(name="q4_k", bits=4, block=256, scale_bytes=16, rounding=_q4_k),
@@ -158,10 +185,28 @@ _TYPES = (
     WeightType(name="iq4_nl", bits=4, block=32, scale_bytes=2),
     WeightType(name="iq4_xs", bits=4, block=256, scale_bytes=8),
     WeightType(name="mxfp4", bits=4, block=32, scale_bytes=1),
+    # read in folders: GPTQ's and AWQ's, symmetric or with a zero for each group, which counts as a byte
+    *(
+        WeightType(name=f"{sign}int{bits}_g{group}", bits=bits, block=group, scale_bytes=2 + bool(sign))
+        for bits in (4, 8)
+        for group in GROUPS
+        for sign in ("", "u")
+        if (sign, bits, group) != ("", 4, 128)
+    ),
 )
 WEIGHT_TYPES = {weight_type.name: weight_type for weight_type in _TYPES}
 # Those that drawn and trained weights of the zoo can be stored in.
+INTEGERS = ("int4", "int8")  # those of activations too: integers with one scale an output, or a token
 WRITTEN_TYPES = tuple(weight_type.name for weight_type in _TYPES if weight_type.rounding)
+
+
+def grouped_type(bits: int, group: int, *, zeros: bool) -> str:
+    """The name of the type of weights of so many bits, whose scale, and zero, are those of a group.
+
+    A group of another size than `GROUPS` is stored, in memory, as the next smaller ones, or the smallest.
+    """
+    stored_group = max((size for size in GROUPS if group % size == 0), default=min(GROUPS))
+    return f"{'u' * zeros}int{bits}_g{stored_group}"
 
 
 @functools.lru_cache(maxsize=1 << 12)  # every price of a layer asks

@@ -28,6 +28,7 @@ from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
+    activation_types,
     is_pure_reshape,
     layer_name,
     main_bindings,
@@ -92,7 +93,9 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
         if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
-            region = replace(region, geometry=replace(region.geometry, weights=kind))
+            integers = activation_types(mod).get(layer_name(mod, group.anchor.var))
+            geometry = replace(region.geometry, weights=kind, activations=integers)
+            region = replace(region, geometry=geometry)
         regions.append(_with_append(group, _with_attention(mod, group, region)))
         names.update((b.var, layer) for b in group.bindings)
     if len({r.name for r in regions}) != len(regions):

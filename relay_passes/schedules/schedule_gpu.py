@@ -19,8 +19,9 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.schedules.launch_limits import broken_limit
+from pimflow.relay_passes.schedules.launch_limits import broken_limit, with_limits
 from pimflow.relay_passes.schedules.loops import (
     BLOCK,
     WARP,
@@ -42,12 +43,12 @@ from pimflow.relay_passes.schedules.thread_registers import allocate_in_threads
 class ScheduleGpu:
     """Schedule each kernel for a GPU by the first rule, ours or DLight's, that accepts it.
 
-    A schedule that breaks a limit of CUDA's launches (`launch_limits`) counts as not accepted.
+    A schedule that breaks a limit of CUDA's launches or of the GPU (`launch_limits`) counts as not accepted.
 
     Parameters
     ----------
-    multiprocessors : int
-        Multiprocessors of the GPU; tiles are chosen so that all have work.
+    limits : KernelLimits
+        Those of the GPU. Tiles are chosen so that all its multiprocessors have work.
 
     Rewrite: a PrimFunc of plain loops -> one of ``blockIdx`` and ``threadIdx``, marked as scheduled.
     Preserves: values up to the order of sums, signatures; functions that are marked as scheduled already,
@@ -56,17 +57,18 @@ class ScheduleGpu:
     Raises
     ------
     UnsupportedOpError
-        For a kernel that is no loop nest.
+        For a kernel that is no loop nest, or whose every schedule breaks a limit.
     """
 
-    def __init__(self, multiprocessors: int = 30):
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
         gpu = dl.gpu
+        self.limits = limits
         self.rules = (
-            PrimitiveStages(),
-            Depthwise(multiprocessors),
-            TensorCores(multiprocessors),
+            PrimitiveStages(limits),
+            Depthwise(limits),
+            *([TensorCores(limits)] if limits.tensor_cores else []),
             PlainProducts(),
-            Reduce(multiprocessors),
+            Reduce(limits),
             gpu.GeneralReduction(),
             gpu.Fallback(),
             Simple(),
@@ -84,13 +86,13 @@ class ScheduleGpu:
         attrs = func.attrs or {}
         if attrs.get("tirx.is_scheduled") or attrs.get("tirx.is_host_func"):
             return func
-        target = attrs.get("target") or Target.current(allow_none=False)
+        target = with_limits(attrs.get("target") or Target.current(allow_none=False), self.limits)
         for rule in self.rules:
             try:
                 sch = rule.apply(func, target, False)
                 if sch is not None:
-                    _bind_rest(sch)
-                    if not broken_limit(sch):
+                    _bind_rest(sch, self.limits)
+                    if not broken_limit(sch, self.limits, target):
                         return sch.mod["main"].with_attr("tirx.is_scheduled", True)
             except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
@@ -126,16 +128,16 @@ class Depthwise(GPUScheduleRule):
 
     Parameters
     ----------
-    multiprocessors : int
-        Multiprocessors that should all have threads.
+    limits : KernelLimits
+        Those of the GPU, whose multiprocessors should all have threads.
     """
 
     THREADS = 512  # required on a multiprocessor: half of Turing's maximum
     OUTPUTS = 32  # of one thread; more would leave too few registers for the operands
     UNROLLED = 1024  # multiplications of one thread; with more, the loop over filter rows stays
 
-    def __init__(self, multiprocessors: int = 30):
-        self.multiprocessors = multiprocessors
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
+        self.limits = limits
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a depthwise convolution; None for other kernels."""
@@ -154,8 +156,8 @@ class Depthwise(GPUScheduleRule):
         c, ci = sch.split(c, [None, vector])
         sch.reorder(n, y, x, c, ry, rx, rc, xi, ci)
         threads = sch.fuse(n, y, x, c)
-        count, size = loop_extent(sch, threads), BLOCK
-        while size > WARP and count < size * self.multiprocessors:
+        count, size = loop_extent(sch, threads), self.limits.threads_up_to(BLOCK)
+        while size > WARP and count < size * self.limits.multiprocessors:
             size //= 2
         thread = bind(sch, [threads], min(size, count))
         for operand in operands:
@@ -178,7 +180,7 @@ class Depthwise(GPUScheduleRule):
     def _tile(self, block: s_tir.SBlock) -> tuple[int, int]:
         """Pixels and channels of a thread: a long strip reads little, many threads hide latency."""
         n, y, x, c, _, kw, _ = (int(i.dom.extent) for i in block.iter_vars)
-        required_threads = self.THREADS * self.multiprocessors
+        required_threads = self.THREADS * self.limits.multiprocessors
 
         def cost(tile: tuple[int, int]) -> float:
             """Relative time of a tile."""
@@ -221,15 +223,15 @@ class Reduce(GPUScheduleRule):
 
     Parameters
     ----------
-    multiprocessors : int
-        Multiprocessors that should all have blocks.
+    limits : KernelLimits
+        Those of the GPU, whose multiprocessors should all have blocks.
     """
 
     SHORT = 32  # elements of a reduction that one thread computes
     MAX_THREADS = 512  # of a block
 
-    def __init__(self, multiprocessors: int = 30):
-        self.multiprocessors = multiprocessors
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
+        self.limits = limits
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a kernel with one reduction; None for other kernels."""
@@ -268,12 +270,14 @@ class Reduce(GPUScheduleRule):
 
     def _threads(self, results: int, length: int, side_by_side: bool) -> tuple[int, int]:
         """Results of a block, and threads for each."""
+        block, multiprocessors = self.limits.threads_up_to(BLOCK), self.limits.multiprocessors
         if length <= self.SHORT:
-            return BLOCK, 1
+            return block, 1
         if side_by_side:
-            return (4, WARP) if results >= 4 * self.multiprocessors else (1, BLOCK)
-        width = next((w for w in (WARP, 16) if results >= w * self.multiprocessors), 8)
-        return width, min(self.MAX_THREADS // width, 1 << (length - 1).bit_length())
+            return (block // WARP, WARP) if results >= block // WARP * multiprocessors else (1, block)
+        width = next((w for w in (WARP, 16) if results >= w * multiprocessors), 8)
+        most = self.limits.threads_up_to(self.MAX_THREADS) // width
+        return width, min(most, 1 << (length - 1).bit_length())
 
 
 class Simple(GPUScheduleRule):
@@ -283,14 +287,14 @@ class Simple(GPUScheduleRule):
         return s_tir.Schedule(func) if self.is_target_available(target) else None
 
 
-def _bind_rest(sch: s_tir.Schedule) -> None:
+def _bind_rest(sch: s_tir.Schedule, limits: KernelLimits) -> None:
     """Bind loop nests that a rule did not bind, such as a second result: they become separate launches."""
     for nest in outer_nests(sch):
         loops = sch.get_loops(nest)
         if any(sch.get(loop).thread_binding is not None for loop in loops) or _has_threads(sch.get(nest)):
             continue
         if loops and all(v.iter_type == tirx.IterVar.DataPar for v in sch.get(nest).iter_vars):
-            bind(sch, loops)
+            bind(sch, loops, limits.threads_up_to(BLOCK))
         else:
             bind(sch, [sch.add_unit_loop(loops[0] if loops else nest)], 1)
 

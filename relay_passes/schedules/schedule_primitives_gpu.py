@@ -9,6 +9,7 @@ from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
 from pimflow.relay_passes.schedules.loops import (
@@ -33,7 +34,15 @@ class PrimitiveStages(GPUScheduleRule):
     thread `THREAD` x `THREAD` of them in registers. If the primitive requires it, slices of both operands
     come through shared memory, with barriers around them. Each piece (transform of a Winograd tile) has a
     thread. Blocks without a mark are inlined, unless they are results.
+
+    Parameters
+    ----------
+    limits : KernelLimits
+        Those of the GPU. Tiles are those of the primitive.
     """
+
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
+        self.limits = limits
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a kernel with marked stages; None for other kernels."""
@@ -47,12 +56,19 @@ class PrimitiveStages(GPUScheduleRule):
                 sch.compute_inline(nest)
         for nest in outer_nests(sch):
             if mark(sch, nest, SPREAD) is not None and mark(sch, nest, ADDED) is None:
-                bind(sch, sch.get_loops(nest))
+                bind(sch, sch.get_loops(nest), self.limits.threads_up_to(BLOCK))
             elif pairs := mark(sch, nest, UNROLLED):
-                schedule_primitives.schedule_piece(sch, nest, [*pairs[:-1], -1], _grid)
+                schedule_primitives.schedule_piece(sch, nest, [*pairs[:-1], -1], self._grid)
             elif tile := mark(sch, nest, TILE):
                 _tile(sch, nest, tile)
         return sch
+
+    def _grid(self, sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
+        """Bind `loop` to blocks and threads; returns the loop over threads.
+
+        The number of threads divides the iterations: a guard for a rest is not allowed around reductions.
+        """
+        return bind(sch, [loop], divisors(loop_extent(sch, loop), self.limits.threads_up_to(BLOCK))[-1])
 
 
 def _can_inline_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
@@ -66,14 +82,6 @@ def _can_inline_stage(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
 def _has_threads(sch: s_tir.Schedule, nest: SBlockRV) -> bool:
     """Whether `nest` is bound to threads already, such as the end of a stage that stores a workspace."""
     return any(sch.get(loop).thread_binding is not None for loop in sch.get_loops(nest))
-
-
-def _grid(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    """Bind `loop` to blocks and threads; returns the loop over threads.
-
-    The number of threads divides the iterations: a guard for a rest is not allowed around reductions.
-    """
-    return bind(sch, [loop], divisors(loop_extent(sch, loop), BLOCK)[-1])
 
 
 def _tile(sch: s_tir.Schedule, nest: SBlockRV, tile: list[int]) -> None:

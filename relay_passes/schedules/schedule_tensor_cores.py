@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from itertools import product
-from math import ceil, gcd, prod
+from math import gcd, prod
 
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.analysis import get_max_shared_memory_per_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
     IterKind,
     auto_inline_consumer_chain,
+    auto_inline_consumers,
     auto_inline_producers,
     check_sm_version,
     detect_iter_traits,
@@ -21,19 +20,24 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.relay_passes.schedules.loops import (
     ACCESS_BYTES,
+    BLOCK,
     WARP,
+    bind,
     nodes,
     reduction,
     reduction_axes,
     variables,
 )
-
-FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
-ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
-
-Tile = tuple[int, int, int]  # rows, columns and depth of a block's step
+from pimflow.relay_passes.schedules.product_tiles import (
+    FRAGMENT,
+    ROW_END,
+    ProductShape,
+    ProductTile,
+    fastest_tile,
+)
 
 
 class TensorCores(GPUScheduleRule):
@@ -42,24 +46,20 @@ class TensorCores(GPUScheduleRule):
     A convolution is an implicit matrix product: pixels by filters by taps. A block holds its tile of the
     result in fragments and loads the operands through shared memory; it loads the next slice into registers
     while it multiplies this one. Extents that are no multiples of a tile are padded in shared memory. The
-    epilogue reads the accumulators through shared memory and runs in fp32.
+    epilogue reads the accumulators through shared memory and runs in fp32. With split-K, blocks store parts
+    of sums in a workspace, and a second launch adds them in a fixed order and has the epilogue.
 
     DLight's own rule has one tile, 128 x 128; it leaves every product with an extent of 64 or less to the
     scalar units, and its accumulators need more shared memory than a block has on sm_75.
 
     Parameters
     ----------
-    multiprocessors : int
-        Multiprocessors that should all have blocks.
+    limits : KernelLimits
+        Those of the GPU, whose multiprocessors should all have blocks.
     """
 
-    TILES = (16, 32, 64, 128)
-    DEPTHS = (16, 32, 48, 64)
-    RESIDENT = 2  # blocks of a multiprocessor: one multiplies while the other waits
-    SHARED_BYTES = 65536  # of a multiprocessor: Turing tuning guide; later GPUs have more
-
-    def __init__(self, multiprocessors: int = 30):
-        self.multiprocessors = multiprocessors
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
+        self.limits = limits
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a product of fp16 operands; None for other kernels."""
@@ -71,29 +71,52 @@ class TensorCores(GPUScheduleRule):
             return None
         sch = _split_groups(sch, main)
         main = reduction(sch, operands=2)
-        block = sch.get(main)
-        traits = detect_iter_traits(block)
-        if traits is None:
+        shape = _product_shape(sch.get(main))
+        tile = self.choose(shape) if shape is not None else None
+        if tile is None:
             return None
-        extents = [prod(int(t.extent) for t in traits[3] if t.kind == kind) for kind in _kinds("SIJK")]
-        tile = self._tile(*extents, get_max_shared_memory_per_block(target))
+        total = None
+        if tile.split > 1:
+            main, total = self._split_sums(sch, main, tile.split)
+        block = sch.get(main)
         k_is_last = bool(reduction_axes(block) & variables(block.reads[1].region[-1].min))
-        return _tensorize(sch, main, tile, k_is_last)
+        sch = _tensorize(sch, main, tile, k_is_last)
+        if total is not None:
+            part = sch.get_loops(total)[-1]
+            sch.decompose_reduction(total, part)
+            sch.unroll(part)
+        return sch
 
-    def _tile(self, s: int, i: int, j: int, k: int, shared_bytes: int) -> Tile:
-        """The cheapest tile for `s` products of `i` x `j` x `k` that fits in shared memory."""
+    def choose(self, shape: ProductShape) -> ProductTile | None:
+        """The tile of a product; None if no tile fits."""
+        return fastest_tile(shape, self.limits)
 
-        def cost(tile: Tile) -> int:
-            """Relative time of a tile."""
-            ti, tj, tk = tile
-            waves = ceil(s * ceil(i / ti) * ceil(j / tj) / (self.RESIDENT * self.multiprocessors))
-            # A Turing multiprocessor multiplies 256 halves a clock and loads 16; a step's latency counts
-            # as 16 of its depth.
-            return waves * (ti * tj + 16 * (ti + tj)) * ceil(k / tk) * (tk + 16)
+    def _split_sums(self, sch: s_tir.Schedule, main: SBlockRV, split: int) -> tuple[SBlockRV, SBlockRV]:
+        """Let `split` parts of a product be summed up apart: returns the block of these, and that which
+        adds them up, which has a thread for each result, and the epilogue.
+        """
+        parts, _ = sch.split(sch.get_loops(main)[-1], [split, None])
+        into_parts = sch.rfactor(parts, 0)
+        *others, part, inner = sch.get_loops(into_parts)
+        sch.reorder(part, *others, inner)  # as the axes of its block, which can be transformed then
+        (total,) = sch.get_consumers(into_parts)
+        result = sch.cache_write(total, 0, "local")
+        *places, _ = sch.get_loops(total)
+        thread = bind(sch, places, self.limits.threads_up_to(BLOCK))
+        sch.reverse_compute_at(result, thread, preserve_unit_loops=True)
+        auto_inline_consumers(sch, result)
+        return into_parts, total
 
-        tiles = product(self.TILES, self.TILES, self.DEPTHS)
-        limit = min(shared_bytes, self.SHARED_BYTES // self.RESIDENT)
-        return min((t for t in tiles if _shared_bytes(t) <= limit), key=cost)
+
+def _product_shape(block: s_tir.SBlock) -> ProductShape | None:
+    """The shape of a product; None if `block` is none."""
+    traits = detect_iter_traits(block)
+    if traits is None:
+        return None
+    s, i, j, k = (prod(int(t.extent) for t in traits[3] if t.kind == kind) for kind in _kinds("SIJK"))
+    last = block.iter_vars[-1]
+    run = int(last.dom.extent) if last.iter_type == tirx.IterVar.CommReduce else 1
+    return ProductShape(batch=s, rows=i, columns=j, depth=k, run=run)
 
 
 def _is_half_product(block: s_tir.SBlock) -> bool:
@@ -122,10 +145,10 @@ def _split_groups(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
     return s_tir.Schedule(s_tir.transform.StmtSimplify()(sch.mod))
 
 
-def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool) -> s_tir.Schedule:
+def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: ProductTile, k_is_last: bool) -> s_tir.Schedule:
     """Schedule `main`, C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
-    ti, tj, tk = tile
-    wi, wj = _warp_grid(ti, tj)
+    ti, tj, tk = tile.rows, tile.columns, tile.depth
+    wi, wj = tile.warps
     contiguous = int(sch.get(main).iter_vars[-1].dom.extent)
     _to_matrices(sch, main, k_is_last)
     sch.pad_einsum(main, [1, ti, tj, tk])
@@ -162,33 +185,29 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: Tile, k_is_last: bool)
     for stage, name in ((reads[0], "load_a"), (reads[1], "load_b"), (write, "store")):
         a, a1 = _split_fragments(sch, stage)
         if stage is write:  # on the outer block: tensorizing drops annotations of the block itself
-            row = _result_row(tile)
+            row = tile.result_row
             sch.storage_align(sch.blockize(a), 0, axis=-2, factor=row + 1, offset=row)
         sch.tensorize(a1, names[name])
     sch.tensorize(sch.get_loops(zero)[-2], names["init"])
     sch.tensorize(sch.get_loops(main)[-3], names["compute"])
 
-    _store_result(sch, result)
+    _store_result(sch, result, tile.split)
     return sch
 
 
-def _store_result(sch: s_tir.Schedule, result: SBlockRV) -> None:
-    """Inline what follows the product, and store a tile by all threads of a warp, four elements each."""
+def _store_result(sch: s_tir.Schedule, result: SBlockRV, split: int) -> None:
+    """Inline what follows the product, and store a tile by all threads of a warp, four elements each.
+
+    What follows parts of split-K is the block that adds them up, which is not inlined.
+    """
     # The block that crops the padding takes over the epilogue and is inlined last: then a predicate bounds
     # each axis by itself. In the other order TVM keeps only that of an axis that the epilogue fuses.
     for crop in sch.get_consumers(result):
-        auto_inline_consumer_chain(sch, crop)
+        (auto_inline_consumers if split > 1 else auto_inline_consumer_chain)(sch, crop)
         sch.reverse_compute_inline(crop)
     _, x, v = sch.split(sch.fuse(*sch.get_loops(result)[-2:]), [None, WARP, 4])
     sch.bind(x, "threadIdx.x")
     sch.vectorize(v)
-
-
-def _warp_grid(ti: int, tj: int) -> tuple[int, int]:
-    """Rows and columns of a block's warps, four at most, over a tile of `ti` x `tj`."""
-    wi = min(2, ti // FRAGMENT)
-    wj = min(4 // wi, tj // FRAGMENT)
-    return min(4 // wj, ti // FRAGMENT), wj
 
 
 def _load_shared(sch: s_tir.Schedule, shared: SBlockRV, step: LoopRV, run: int, warps: int) -> None:
@@ -258,21 +277,3 @@ def _lanes(run: int, copy: s_tir.SBlock) -> int:
     """Elements that a thread copies at once where `run` elements are contiguous."""
     widest = max(region.source.dtype.bits // 8 for region in (*copy.reads, *copy.writes))
     return gcd(run, ACCESS_BYTES // widest)
-
-
-def _shared_bytes(tile: Tile) -> int:
-    """Shared memory of a block: two slices of both operands, which the result replaces later."""
-    ti, tj, tk = tile
-    operands = ti * (tk + ROW_END) + tj * tk + max(tj, tk) * ROW_END
-    return max(2 * 2 * operands, 4 * ti * _result_row(tile))
-
-
-def _result_row(tile: Tile) -> int:
-    """Length of a row of the result in shared memory.
-
-    It is longer than bank conflicts require: TVM's StorageRewrite would reuse an operand's buffer of at least
-    this size for the result, and then reject its element type.
-    """
-    ti, tj, tk = tile
-    operand = max(ti, tj) * tk + max(ti, tj, tk) * ROW_END
-    return max(tj, operand // ti) // 16 * 16 + 20

@@ -160,6 +160,16 @@ def _windows(torch: Any) -> dict[str, Operator]:
         x, padding = pad(x, list(pads))
         return call.conv2d(x, w, b, tuple(strides), padding, tuple(dilations), group)
 
+    def conv_transpose(
+        x: Any, w: Any, b: Any = None, group: int = 1, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4,
+        output_padding: Sizes = (0, 0), dilations: Sizes = (1, 1), **_: Any,
+    ) -> Any:  # fmt: skip
+        """A transposed convolution in NCHW whose padding is the same on both sides."""
+        half = tuple(pads[: len(pads) // 2])
+        return call.conv_transpose2d(
+            x, w, b, tuple(strides), half, tuple(output_padding), group, tuple(dilations)
+        )
+
     def max_pool(
         x: Any, kernel_shape: Sizes, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4, ceil_mode: int = 0,
         **_: Any,
@@ -181,6 +191,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
     return {
         "AveragePool": average_pool,
         "Conv": conv,
+        "ConvTranspose": conv_transpose,
         "GlobalAveragePool": lambda x: call.adaptive_avg_pool2d(x, 1),
         "MaxPool": max_pool,
     }

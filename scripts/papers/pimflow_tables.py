@@ -172,6 +172,21 @@ def shares(rows: Sequence[Row]) -> str:
     return markdown(["network", *KINDS, "1x1 and FC"], [*lines, ["paper", *[""] * len(KINDS), "60-80 %"]])
 
 
+def command_bounds(rows: Sequence[Row]) -> str:
+    """Time of all layers on PIM, with small tiles for all, and without reading results."""
+    head = ["network", "timing", "layers", "Newton++, all on PIM, ms", "small tiles for any layer, ms"]
+    head += ["layers that gain", "no READRES at all", "READRESs take at most"]
+    lines = []
+    for row in rows:
+        times = [
+            f"{row[key] / 1e6:.4f}" if row[key] else "" for key in ("newton_ns", "small_ns", "unread_ns")
+        ]
+        share = f"{1 - row['unread_ns'] / row['newton_ns']:.1%}" if row["unread_ns"] else ""
+        cells = [row["model"], row["timing"], str(row["layers"]), *times[:2], str(row["faster"])]
+        lines.append([*cells, times[2], share])
+    return markdown(head, lines)
+
+
 def terms(rows: Sequence[Row]) -> str:
     """Speed-ups with each term of the accounting charged, alone and with those above it."""
     lines = [[TERMS[row["term"]], _pair(row["alone"]), _pair(row["together"])] for row in rows]

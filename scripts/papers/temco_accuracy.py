@@ -1,33 +1,36 @@
-"""Accuracy of a decomposed network against its ranks, before and after more training (TeMCO, Figure 12)."""
+"""Scores of decomposed networks against their ranks, before and after more training (TeMCO, Figure 12)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from papers.trained_networks import accuracy, shares, train
+from papers.temco_variants import DecompositionVariants
+from papers.trained_networks import TASKS, Task, scores, task_scores, train
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import phases
+from pimflow.core.output_error import relative_error
 from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.layer_errors import layer_errors
-from pimflow.decomposition.network import decompose
+from pimflow.decomposition.network import DecomposedNetwork, decompose
 from pimflow.decomposition.onnx_chains import with_chains
 from pimflow.decomposition.request import DecompositionRequest
-from pimflow.frontend import onnx_graph
+from pimflow.frontend import Network, onnx_graph
+from pimflow.frontend.reference import Run
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.relay_passes.decomposition.decompose import decomposable_layers
-from pimflow.zoo import glyphs
 
-NETWORK = "glyphs"
+NETWORK = "glyphs"  # whose ranks are compared
 METHODS, RANKS = ("tucker", "cp", "tt"), ("0.1", "0.25", "0.5", "vbmf")
+PAPER_REQUEST = "tucker:0.1"  # section 4.1
 RETRAINING = 3  # the seed of its pictures: neither those of the training nor those held out
 STEPS, LEARNING_RATE = 400, 1e-3  # of the retraining: a tenth of the training
 BATCH = 100  # pictures at once
@@ -46,8 +49,8 @@ class Accuracy:
         Relative to the original network, all layers counted.
     error_sum, error : float
         Errors of outputs (`relative_error`): the sum over layers decomposed one at a time; all at once.
-    before, after, optimised : dict of int to float
-        Top-n accuracy by n on held-out pictures: decomposed; retrained; and retrained, compiled with skip
+    before, after, optimised : dict of str to float
+        Scores by name on held-out pictures: decomposed; retrained; and retrained, compiled with skip
         connections reduced and activations fused.
     """
 
@@ -56,9 +59,55 @@ class Accuracy:
     macs: float
     error_sum: float
     error: float
-    before: dict[int, float]
-    after: dict[int, float]
-    optimised: dict[int, float]
+    before: dict[str, float]
+    after: dict[str, float]
+    optimised: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassEffect:
+    """What TeMCO's passes change of a network that was decomposed and trained further.
+
+    Attributes
+    ----------
+    network : str
+    original, before, after, optimised : dict of str to float
+        Scores by name on held-out pictures: of the original network; decomposed; trained further, by ONNX
+        Runtime; and compiled with skip connections reduced and activations fused.
+    difference : float
+        `relative_error` of the compiled network's outputs with the passes against those without, in fp32,
+        at most over the held-out pictures.
+    pool_bytes : dict of str to int
+        Of a batch of `BATCH` pictures, by variant (`temco_variants.DecompositionVariants.pools`).
+    """
+
+    network: str
+    original: dict[str, float]
+    before: dict[str, float]
+    after: dict[str, float]
+    optimised: dict[str, float]
+    difference: float
+    pool_bytes: dict[str, int]
+
+
+class _DecomposedModel:
+    """A network of the zoo, and what is asked of decompositions of it."""
+
+    def __init__(self, name: str):
+        self.task: Task = TASKS[name]
+        self.model = zoo.load_model(name, batch=BATCH)
+        self.network = frontend.load(self.model)
+        self.pushed: dict[str, np.ndarray] = {}
+        graph = onnx_graph.from_onnx(self.model, self.pushed)
+        self.layers = {layer.name: layer for layer in decomposable_layers(graph)}
+
+    def decompose(self, request: str) -> tuple[DecomposedNetwork, onnx.ModelProto]:
+        """The network decomposed, and the model that has its chains."""
+        change = decompose(self.network, DecompositionRequest.parse(request))
+        return change, with_chains(self.model, change.layers, self.layers, self.pushed)
+
+    def retrain(self, model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
+        return train(model, self.task, steps, learning_rate=LEARNING_RATE, seed=RETRAINING)
 
 
 def accuracies(
@@ -83,32 +132,27 @@ def accuracies(
     UsageError
         If PyTorch is not installed.
     """
-    model = zoo.load_model(NETWORK, batch=BATCH)
-    network = frontend.load(model)
-    images, _ = glyphs.pictures(MEASURED)
-    calibration = Calibration.read({next(iter(network.inputs)): images}, network)
-    pushed: dict[str, np.ndarray] = {}
-    original_layers = {
-        layer.name: layer for layer in decomposable_layers(onnx_graph.from_onnx(model, pushed))
-    }
-    macs = sum(layer.geometry.macs for layer in original_layers.values())
-    original = accuracy(model, samples)
+    subject = _DecomposedModel(NETWORK)
+    images, _ = subject.task.pictures(MEASURED, zoo.glyphs.HELD_OUT)
+    calibration = Calibration.read({next(iter(subject.network.inputs)): images}, subject.network)
+    macs = sum(layer.geometry.macs for layer in subject.layers.values())
     yield Accuracy(
         request="",
         weights=1.0,
         macs=1.0,
         error_sum=0.0,
         error=0.0,
-        before=original,
-        after=accuracy(_retrain(model, steps), samples),
+        before=scores(subject.model, subject.task, samples),
+        after=scores(subject.retrain(subject.model, steps), subject.task, samples),
         optimised={},
     )
     for request in requests:
         progress(request)
-        change = decompose(network, DecompositionRequest.parse(request))
+        change, written = subject.decompose(request)
         errors = layer_errors([change], calibration)
-        written = with_chains(model, change.layers, original_layers, pushed)
-        tuned = _retrain(written, steps)
+        tuned = subject.retrain(written, steps)
+        network = frontend.load(tuned)
+        run = _compiled(with_passes(network, system), system)
         saved = sum(layer.geometry.macs - layer.macs for layer in change.layers)
         yield Accuracy(
             request=request,
@@ -116,26 +160,70 @@ def accuracies(
             macs=(macs - saved) / macs,
             error_sum=sum(error for (error,) in errors.values()),
             error=agreement(calibration, change).max_relative_difference,
-            before=accuracy(written, samples),
-            after=accuracy(tuned, samples),
-            optimised=_accuracy_with_passes(tuned, samples, system),
+            before=scores(written, subject.task, samples),
+            after=scores(tuned, subject.task, samples),
+            optimised=task_scores(run, next(iter(network.inputs)), subject.task, samples, BATCH),
         )
 
 
-def _retrain(model: onnx.ModelProto, steps: int) -> onnx.ModelProto:
-    return train(model, steps, learning_rate=LEARNING_RATE, seed=RETRAINING)
+def pass_effect(name: str, system: System, *, samples: int, steps: int, request: str) -> PassEffect:
+    """Compile a trained network, decomposed by `request` and trained further, with and without the passes.
+
+    Parameters
+    ----------
+    name : str
+        One of `trained_networks.TASKS`.
+    samples : int
+        Held-out pictures, a multiple of `BATCH`.
+
+    Raises
+    ------
+    UsageError
+        If PyTorch is not installed.
+    """
+    subject = _DecomposedModel(name)
+    change, written = subject.decompose(request)
+    tuned = subject.retrain(written, steps)
+    network = frontend.load(tuned)
+    variants = {"original": subject.network, "decomposed": network}
+    variants["skip-opt+fusion"] = with_passes(network, system)
+    plain, optimised = (_compiled(variants[form], system) for form in ("decomposed", "skip-opt+fusion"))
+    recorder = _DifferenceRecorder(plain, optimised)
+    input_name = next(iter(network.inputs))
+    return PassEffect(
+        network=name,
+        original=scores(subject.model, subject.task, samples),
+        before=scores(written, subject.task, samples),
+        after=scores(tuned, subject.task, samples),
+        optimised=task_scores(recorder, input_name, subject.task, samples, BATCH),
+        difference=recorder.difference,
+        pool_bytes=DecompositionVariants(change=change, networks=variants).pools(system),
+    )
 
 
-def _accuracy_with_passes(model: onnx.ModelProto, samples: int, system: System) -> dict[int, float]:
-    """Accuracy of a decomposed model compiled for the CPU with TeMCO's passes."""
-    network = frontend.load(model)
+class _DifferenceRecorder:
+    """Runs a network beside its variant; keeps the largest `relative_error` between their outputs."""
+
+    def __init__(self, plain: Run, variant: Run):
+        self.plain, self.variant = plain, variant
+        self.difference = 0.0
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs of the variant."""
+        outputs = self.variant(inputs)
+        for output, expected in zip(outputs, self.plain(inputs), strict=True):
+            self.difference = max(self.difference, relative_error(output, expected))
+        return outputs
+
+
+def with_passes(network: Network, system: System) -> Network:
+    """A decomposed network with skip connections reduced where the pool shrinks, and activations fused."""
     options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
     reduced = prepare.reduce_skips(network, None, options, prepare.MinimumPools(system=system))
-    module = fuse_runs((reduced.network if reduced else network).module)
-    executable = phases.build(module, system=system)
-    return shares(
-        functools.partial(infer, pack(executable, network.inputs, network.outputs)),
-        next(iter(network.inputs)),
-        samples,
-        BATCH,
-    )
+    return replace(network, module=fuse_runs((reduced.network if reduced else network).module))
+
+
+def _compiled(network: Network, system: System) -> Run:
+    """The network compiled for the CPU."""
+    executable = phases.build(network.module, system=system)
+    return functools.partial(infer, pack(executable, network.inputs, network.outputs))

@@ -38,7 +38,7 @@ from pimflow.simulators.accel_sim.kernels import (
 )
 from pimflow.simulators.accel_sim.log import AccelSimLog, KernelLog, has_ended, read_log, with_power
 from pimflow.simulators.accel_sim.scaling import SimulatedKernel, scale_cost
-from pimflow.simulators.gpu.model import KernelCost, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, kernel_cost, require_wide_weights
 from pimflow.simulators.installed import InstalledSimulator
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class AccelSimLogs:
         object.__setattr__(self, "name", f"accel-sim-logs:{_digest([*self._files(), *reports])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
-        """The cost of each request, in order."""
+        """The cost of each request, in order; raises `UsageError` for kernels with narrow weights."""
+        require_wide_weights(requests, "accel-sim-logs")
         if not self._runs:
             for path in self._files():
                 self._read(path)
@@ -308,6 +309,7 @@ class AccelSim:
         object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        require_wide_weights(requests, "accel-sim")
         return [self._cost(request.kernel, request.channels, gpu, dtype) for request in requests]
 
     @property

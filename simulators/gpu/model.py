@@ -15,7 +15,7 @@ import numpy as np
 
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import Kernel
-from pimflow.errors import SpecError
+from pimflow.errors import SpecError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling
 from pimflow.simulators.gpu.roofline import demands, execution_cycles
@@ -82,6 +82,15 @@ class KernelRequest:
 
     kernel: Kernel
     channels: int
+
+
+def require_wide_weights(requests: Sequence[KernelRequest], profiler: str) -> None:
+    """Raise `UsageError` for narrow weights, if a profiler's kernels read those of the storage type only."""
+    if any(request.kernel.weight_share != 1 for request in requests):
+        raise UsageError(
+            f"profiler gpu={profiler} has kernels with weights of the storage type only, and this model has "
+            "narrow ones; leave out the profiler, or --weight-type"
+        )
 
 
 def kernel_cost(

@@ -45,7 +45,7 @@ def min_work_ns(
 
     It holds for both timings. `pixels` are the output pixels to compute, all by default.
     """
-    pim = pim.with_weights(geometry.weights, dtype)
+    pim = pim.with_weights(geometry.weights, geometry.activations or dtype)
     n, elements = pim.timing, pim.elements_per_column(dtype)
 
     def cycles(layer: ConvGeometry, vectors: int) -> int:

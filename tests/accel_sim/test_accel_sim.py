@@ -321,6 +321,16 @@ def real_log(
     return path
 
 
+def test_kernels_with_narrow_weights_are_refused(tmp_path):
+    """Logs and runs are of kernels with weights of the storage type; the GPU model counts the bytes."""
+    real_log(tmp_path)
+    narrow = KernelRequest(dataclasses.replace(POINTWISE, weight_share=0.28), 32)
+    with pytest.raises(
+        UsageError, match="gpu=accel-sim-logs has kernels with weights of the storage type only"
+    ):
+        AccelSimLogs(str(tmp_path)).costs([*REQUESTS, narrow], GPU, "fp16")
+
+
 def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     real_log(tmp_path)
     costs = AccelSimLogs(str(tmp_path)).costs(REQUESTS, GPU, "fp16")

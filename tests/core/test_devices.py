@@ -67,7 +67,8 @@ def row_activations(pim: PimSpec, row: Affine) -> list[GAct]:
 
 def test_the_embedded_devices():
     sold = ["aim-gddr6", "attacc-hbm3", "hbm-pim", "newton-gddr6", "newton-hbm2"]
-    assert sorted([*sold, "hbm-pim-narrow", "newton-gddr6-narrow"]) == NAMES
+    what_if = ["hbm-pim-narrow", "hbm4-pim", "lpddr6-pim", "newton-gddr6-narrow"]
+    assert sorted([*sold, "lpddr5x-pim", *what_if]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,6 +119,11 @@ def test_peaks_are_the_published_ones():
     assert 2 * 2 * DEVICES["aim-gddr6"].macs_per_s("bf16") == pytest.approx(1e12, rel=0.03)
     assert 2 * 16 * DEVICES["hbm-pim"].macs_per_s("fp16") * 300 / 250 == pytest.approx(1.2e12, rel=0.03)
     assert DEVICES["newton-gddr6"].macs_per_s("fp16") == pytest.approx(16 * 16 * 875e6 / 2)
+    lpddr = DEVICES["lpddr5x-pim"]  # 2.4 TOPS of int4, 1.2 TFLOPS of fp8, 614 GB/s, 16 GB a package
+    assert 2 * 4 * lpddr.with_weights("int4", "int8").macs_per_s("int8") == pytest.approx(2.4e12, rel=0.03)
+    assert 2 * 4 * lpddr.with_weights("fp8", "fp8").macs_per_s("fp16") == pytest.approx(1.2e12, rel=0.03)
+    assert 4 * lpddr.macs_per_s("int8") == pytest.approx(614e9, rel=0.01)
+    assert 4 * lpddr.bytes_per_channel == 16 * 2**30
 
 
 def test_sizes_are_the_published_ones():
@@ -129,7 +135,9 @@ def test_sizes_are_the_published_ones():
     assert [pim.readres_bursts("fp16") for pim in (aim, newton, hbm)] == [1, 1, 8]
     assert (hbm.buffer_columns, hbm.result_lanes) == (8, 16)
     for name, pim in DEVICES.items():
-        assert (pim.buffer_columns == pim.columns_per_row) == (not name.startswith("hbm-pim"))
+        assert (pim.buffer_columns == pim.columns_per_row) == (
+            not name.startswith("hbm-pim") and name != "hbm4-pim"
+        )
 
 
 def test_results_of_int8_are_wide():

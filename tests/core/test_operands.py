@@ -3,14 +3,24 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
+from pimflow.core.program import PimProgram
+from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.operands import Operand
 from pimflow.hardware.reader import spec_names
+from pimflow.pim_backend.programs.layout import memory_image
+from pimflow.pim_backend.programs.lowering import ProgramRequest
+from pimflow.placement.costs.pim_runs import PimTarget
+from pimflow.simulators.pim.coverage import program_coverage
+from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.legality import program_violations_by_rule
+from pimflow.simulators.profiler import BuiltIn
 
-NARROW = ("newton-gddr6-narrow", "hbm-pim-narrow")
+NARROW = ("newton-gddr6-narrow", "hbm-pim-narrow", "hbm4-pim", "lpddr5x-pim", "lpddr6-pim")
 OPERANDS = [(name, operand) for name in NARROW for operand in PimSpec.load(name).operands]
 
 
@@ -29,8 +39,8 @@ def test_a_row_has_room_for_its_values_and_their_scales(name, operand):
     row, kind = spec.narrow_row(operand), operand.weight_type
     values = row.comps * operand.multiplications
     blocks = -(-row.buffer_columns * operand.multiplications // kind.block) if kind.block else 1
-    scale_bytes = row.chunks * blocks * kind.scale_bytes
-    assert row.scale_columns * spec.column_bytes >= scale_bytes > (row.scale_columns - 1) * spec.column_bytes
+    scale_bytes = row.chunks * blocks * kind.scale_bytes * (operand.scales == "unit")
+    assert row.scale_columns == math.ceil(scale_bytes / spec.column_bytes)
     used = math.ceil(values / (spec.column_bytes * 8 // kind.bits)) + row.scale_columns
     assert used <= spec.columns_per_row
     assert values * kind.bits <= 8 * (spec.columns_per_row - row.scale_columns) * spec.column_bytes
@@ -39,11 +49,16 @@ def test_a_row_has_room_for_its_values_and_their_scales(name, operand):
 @pytest.mark.parametrize(("name", "operand"), OPERANDS, ids=lambda value: getattr(value, "weights", value))
 def test_the_device_of_narrow_weights_charges_vectors_and_scales(name, operand):
     spec = PimSpec.load(name)
-    narrow, row = spec.with_weights(operand.weights, "fp16"), spec.narrow_row(operand)
-    assert narrow.with_weights(operand.weights, "fp16") is narrow and narrow.digest != spec.digest
-    assert narrow.elements_per_column("fp16") == operand.multiplications
-    assert narrow.vector_bursts("fp16") == -(-operand.multiplications * 2 // spec.column_bytes)
-    assert narrow.buffer_columns * narrow.vector_bursts("fp16") <= spec.buffer_columns
+    pair, row = (operand.weights, operand.activations), spec.narrow_row(operand)
+    narrow, dtype = spec.with_weights(*pair), operand.container
+    assert narrow.with_weights(*pair) is narrow and narrow.digest != spec.digest
+    assert narrow.elements_per_column(dtype) == operand.multiplications
+    bits = {"fp16": 16, "int4": 4}.get(operand.activations, 8)
+    assert narrow.vector_bursts(dtype) == -(-operand.multiplications * bits // (8 * spec.column_bytes))
+    if operand.buffer_elements:
+        assert row.buffer_columns * operand.multiplications <= operand.buffer_elements
+    else:
+        assert narrow.buffer_columns * narrow.vector_bursts(dtype) <= spec.buffer_columns
     cycles = row.scale_columns * spec.timing["nCCDS"]
     assert narrow.timing["nRCDR"] == spec.timing["nRCDR"] + cycles
     assert narrow.energy["activate_pj"] == pytest.approx(
@@ -54,9 +69,36 @@ def test_the_device_of_narrow_weights_charges_vectors_and_scales(name, operand):
 
 def test_operands_are_checked():
     fields = dataclasses.asdict(PimSpec.load(NARROW[0]).operands[-1])
-    for changes in ({"weights": "q9"}, {"scales": "none"}, {"multiplications": 0}, {"accumulator": "int4"}):
-        with pytest.raises(ValueError, match=next(iter(changes)) if "scales" not in changes else "scales"):
+    for changes in (
+        *({"weights": "q9"}, {"scales": "none"}, {"multiplications": 0}, {"accumulator": "int4"}),
+        *({"accumulator": "int32"}, {"scales": "result"}, {"activations": "q8_0"}, {"buffer_elements": -1}),
+    ):
+        with pytest.raises(ValueError, match=next(iter(changes))):
             Operand(**fields | changes)
+
+
+def test_integer_operands_are_exact_by_value():
+    """W8A8, W4A8 and W4A4: int32 sums of small integers, on every device that takes them."""
+    draw = np.random.default_rng(1)
+    for name in NARROW:
+        pim = PimSpec.load(name)
+        for operand in (operand for operand in pim.operands if operand.accumulator == "int32"):
+            types = {"weights": operand.weights, "activations": operand.activations}
+            geometry = ConvGeometry(n=1, h=1, w=1, c=5000, oc=40, **types)
+            target = PimTarget(pim=pim, channels=2, dtype="fp16", profiler=BuiltIn())
+            for order in target.rank_schedules(geometry, "layer")[:2]:
+                program = target.program(ProgramRequest("layer", geometry, order))
+                assert PimProgram.from_json(program.to_json()) == program and program.dtype == "int8"
+                assert program_coverage(program).exact and pim.is_target_of(program)
+                assert not any(program_violations_by_rule(program, pim).values())
+                limits = (
+                    {8: 127, 4: 7}[operand.weight_type.bits],
+                    {"int8": 127, "int4": 7}[operand.activations],
+                )
+                w, x = (draw.integers(-n, n + 1, shape) for n, shape in zip(limits, ((40, 5000), 5000)))
+                image = memory_image(program, w.astype(np.int8))
+                y = PimDevice(program, image).run(x.astype(np.int8).reshape(1, 1, 1, -1))
+                np.testing.assert_array_equal(y[0], w @ x)
 
 
 @pytest.mark.parametrize(

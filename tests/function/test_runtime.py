@@ -127,7 +127,7 @@ def test_a_damaged_interface_takes_no_memory():
 def module_bytes(program, image, wider: int = 0) -> bytes:
     """A module of one region, "layer", as `pim_module.cc` writes it; its input has `wider` channels more."""
     words, offsets = program.program_words()
-    parts = [struct.pack("<QQQ", 0x39304D4950, 1, 5), b"layer"]
+    parts = [struct.pack("<QQQ", 0x30314D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (
         functional._HEADER.row(**program.header()),
@@ -135,6 +135,7 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
         offsets,
         image.lane_bits,
         table,
+        np.empty(0, np.float32),
         np.empty(0, np.float32),
     ):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]

@@ -158,7 +158,7 @@ def modules(tmp_path_factory) -> dict[str, tuple]:
     save = native.get("pimflow.runtime.save_module")
     regions = native.get("pimflow.runtime.create_module")()
     array = np.arange(12, dtype=np.int64)
-    native.get("pimflow.runtime.add_region")(regions, "region", *[array] * 6, 1, 1, 0)
+    native.get("pimflow.runtime.add_region")(regions, "region", *[array] * 7, 1, 1, 0)
     network = native.get("pimflow.runtime.create_network")(
         regions, ["x"], [tvm_ffi.Shape((1, 4))], ["float32"], 1, "llvm+pim", 1, ""
     )

@@ -12,6 +12,7 @@ from pimflow.commands.generate.decoding import Lengths, place_step
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
+from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
@@ -50,9 +51,9 @@ def test_a_file_keeps_its_types(tmp_path):
         pimflow.generate(tmp_path / "small.gguf", prompt="a", n=1, weight_type="q8_0")
 
 
-def greedy_tokens(kind: str, n: int) -> tuple[int, ...]:
+def greedy_tokens(kind: str, n: int, activations: str = "") -> tuple[int, ...]:
     """Tokens of the decoder in NumPy on weights that are quantised here, not by the zoo."""
-    decoder = zoo.decoder("tiny-lm")
+    decoder = replace(zoo.decoder("tiny-lm"), activations=activations)
     weights = zoo.decoder_weights(decoder)
     for name, value in weights.items():
         if value.ndim == 2:
@@ -84,6 +85,65 @@ def test_tokens_are_those_of_numpy_on_the_same_weights(pim, kind):
     assert generation.tokens == greedy_tokens(kind, 6)
     widened = "widened to fp16" in generation.weights_in_pim
     assert widened == (pim not in NARROW) and kind in generation.weights
+
+
+@pytest.mark.parametrize(
+    ("pim", "weights", "activations"),
+    [
+        ("lpddr5x-pim", "int8", "int8"),
+        pytest.param("lpddr5x-pim", "int4", "int8", marks=pytest.mark.long),
+        pytest.param("newton-gddr6", "int8", "int8", marks=pytest.mark.long),
+    ],
+)
+def test_tokens_of_integers_are_those_of_numpy(pim, weights, activations):
+    """W8A8 and W4A8: products of integers on PIM that takes them; on others, of the same integers in fp16."""
+    types = {"weight_type": weights, "activation_type": activations}
+    system = pimflow.system(pim=pim)
+    generation = pimflow.generate("tiny-lm", prompt=PROMPT, n=3, system=system, **types)
+    assert generation.verified and generation.timing_violations == 0 and generation.regions_on_pim
+    assert generation.tokens == greedy_tokens(weights, 3, activations)
+    assert generation.weights == f"trained, {weights} times {activations}"
+    assert ("widened to fp16" in generation.weights_in_pim) == (pim == "newton-gddr6")
+    assert 0 < generation.fraction_of_bound <= 1
+
+
+def test_a_search_of_a_language_model_takes_narrow_weights():
+    """As `compile` does; other models are refused."""
+    results = {kind: pimflow.search("tiny-lm", context=8, weight_type=kind) for kind in ("fp16", "q4_0")}
+    products = {
+        kind: {region.geometry.weights for region in result.graph.regions if region.geometry}
+        for kind, result in results.items()
+    }
+    assert products == {"fp16": {None}, "q4_0": {"q4_0"}}
+    assert results["q4_0"].baseline.latency_ns < results["fp16"].baseline.latency_ns
+    with pytest.raises(UsageError, match="only language models of the zoo are quantised"):
+        pimflow.search("mobilenet-v2", weight_type="q4_0")
+
+
+def test_integers_and_scales_are_found_again():
+    draw = np.random.default_rng(2)
+    for kind in (WEIGHT_TYPES["int4"], WEIGHT_TYPES["int8"]):
+        stored = kind.round(draw.normal(size=(96, 7)).astype(np.float32)).T
+        stored[3] = 0
+        integers, scales = kind.integers(stored)
+        geometry = ConvGeometry(n=1, h=1, w=1, c=96, oc=7, weights=kind.name, activations="int8")
+        assert "one scale" in Split("reduction", 32).obstacle(geometry)
+        assert not Split("channels", 3).obstacle(geometry)
+        assert integers.dtype == np.int8 and np.abs(integers).max() == (1 << (kind.bits - 1)) - 1
+        np.testing.assert_allclose(integers * scales[:, None], stored, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "types", "says"),
+    [
+        ("tiny-lm", {"weight_type": "q4_0"}, "weights of q4_0 are no integers with one scale an output"),
+        ("tiny-lm", {}, "weights of fp16 are no integers"),
+        ("small.gguf", {}, "a file keeps its own types"),
+    ],
+)
+def test_integers_need_weights_of_integers(model, types, says):
+    with pytest.raises(UsageError, match=f"--activation-type int8: {says}"):
+        pimflow.generate(model, prompt="a", n=1, activation_type="int8", **types)
 
 
 def searched_head(pim: str, kind: str | None):

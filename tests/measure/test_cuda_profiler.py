@@ -23,6 +23,7 @@ from pimflow.commands.main import main
 from pimflow.compiler.measurement import cuda_profiler, single_kernels
 from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.compiler.phases import lower
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Provenance
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
@@ -64,7 +65,7 @@ def reference(g: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndarray
 
 
 def run(kernel: Kernel) -> tuple[list[np.ndarray], np.ndarray]:
-    func = single_kernels.primitive(kernel, "fp32", CPU, 4)
+    func = single_kernels.primitive(kernel, "fp32", CPU, KernelLimits(multiprocessors=4))
     tensors = single_kernels.arguments(func, tvm.cpu())
     single_kernels.compile_primitives({"k": func}, CPU)["k"](*tensors)
     *operands, result = [tensor.numpy().astype(np.float64) for tensor in tensors]
@@ -149,7 +150,7 @@ def test_measured_kernels_are_those_of_a_build():
     kernels = [script_without_name(f) for _, f in built.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     regions = {r.name: r for r in extract_regions(network.module, "toy").regions}
     depthwise = gpu_kernel(regions["block.depthwise.conv"], "fp16")
-    func = single_kernels.primitive(depthwise, "fp16", CUDA, system().gpu.sms)
+    func = single_kernels.primitive(depthwise, "fp16", CUDA, system().gpu.kernel_limits("fp16"))
     types = [str(param.dtype) for param in func.params]
     assert types == ["float16", "float16", "float32", "float16"]
     grids = [thread_extents(text) for text in kernels]
@@ -165,7 +166,8 @@ def test_kernels_compile_for_a_gpu():
     kernels = [convolution_kernel(g, "fp16") for g in (CONV, DEPTHWISE, GROUPED, FC)]
     kernels += [STREAM, EMPTY_KERNEL, Kernel(kind="stream", input_bytes=1 << 16, output_bytes=128)]
     functions = {
-        f"k{i}": single_kernels.primitive(kernel, "fp16", CUDA, 30) for i, kernel in enumerate(kernels)
+        f"k{i}": single_kernels.primitive(kernel, "fp16", CUDA, SMALLEST_GPU)
+        for i, kernel in enumerate(kernels)
     }
     module = single_kernels.compile_primitives(functions, CUDA)
     assert all(module.implements_function(name) for name in functions)
@@ -179,11 +181,12 @@ DRIVER = (
 BESIDE_A_DRIVER = """
 import tvm, tvm_ffi
 from pimflow.compiler.measurement.single_kernels import compile_primitives, primitive
+from pimflow.core.blocks import KernelLimits
 from pimflow.core.region import ConvGeometry, convolution_kernel
 from pimflow.pim_backend.runtime.targets import target_by_name
 target = target_by_name("cuda+pim")
 kernel = convolution_kernel(ConvGeometry(n=1, h=8, w=8, c=32, oc=32), "fp16")
-module = compile_primitives({"k": primitive(kernel, "fp16", target, 30)}, target)
+module = compile_primitives({"k": primitive(kernel, "fp16", target, KernelLimits())}, target)
 stored = [bytes(tvm_ffi.get_global_func("pimflow.runtime.save_module")(m)) for m in module.imports]
 created = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
 print(created, len(module.imports), b"k_kernel" in stored[0], stored[0][8:14])

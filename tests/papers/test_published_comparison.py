@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from papers import pimflow_tables
 from papers.pimflow_ablation import TERMS, gains, gpu_side, terms
+from papers.pimflow_commands import command_bounds, small_tile_orders
 from papers.pimflow_comparison import (
     CONFIGURATIONS,
     CONVENTIONS,
+    NEWTON_PLUS_PLUS,
     OURS,
     PIMFLOW,
     Searches,
@@ -179,6 +181,7 @@ def test_the_page_has_a_place_for_every_table(script, searches, rows):
         "energies": energies(searches, ["toy"]),
         "shares": shares(searches, ["toy"]),
     }
+    figures["command bounds"] = command_bounds(searches, ["toy"])
     figures |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
     figures |= {
         "GPU side": gpu_side(searches, "toy", 2e5, 20),
@@ -186,12 +189,27 @@ def test_the_page_has_a_place_for_every_table(script, searches, rows):
     }
     tables = script.tables(json.loads(json.dumps(figures)))
     text = script.PAGE.read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- (pimflow [^>]*) begin -->", text)) == set(tables)
+    assert set(re.findall(r"<!-- (pimflow [^>]*) begin: ", text)) == set(tables)
     for name, table in tables.items():
         filled = script.fill(text, name, table)
         assert filled.count(table) == 1 and filled.count("<!--") == text.count("<!--")
         head, rule, *body = table.splitlines()
         assert body and all(line.count("|") == head.count("|") for line in (rule, *body))
+
+
+def test_small_tiles_are_those_of_layers_of_few_pixels(searches):
+    """There the compiler tries them itself, so that none is left to gain; and reading takes some time."""
+    target = searches.costs(NEWTON_PLUS_PLUS.system("paper", "strict"), searches.profiling).pim_target
+    geometries = [region.geometry for region in searches.graph("toy").regions if region.geometry]
+    (fc,) = (geometry for geometry in geometries if geometry.pixels == 1)
+    orders = target.schedules(fc)
+    assert {*small_tile_orders(orders, target.pim.gangs)} <= {*orders} and len(orders) > 1
+    for row in command_bounds(searches, ["toy"]):
+        assert row["small_ns"] <= row["newton_ns"] and (row["faster"] == 0) == (
+            row["small_ns"] == row["newton_ns"]
+        )
+        assert (row["unread_ns"] is None) == (row["timing"] != "strict")
+        assert row["unread_ns"] is None or 0 < row["unread_ns"] < row["newton_ns"]
 
 
 def test_means_are_those_of_the_networks(rows):

@@ -14,9 +14,11 @@ from papers import taso_selection, taso_tables
 from papers.taso_selection import LIBRARIES, claims, restrict_library, study_network
 from selections import min_time_ns
 
+import pimflow
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.errors import ProfileError
+from pimflow.hardware import system
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.machines import Machine
@@ -52,6 +54,24 @@ def toy():
 @pytest.fixture(scope="module")
 def found(toy):
     return taso_selection.studies({"toy": toy}, points=4)
+
+
+def test_weights_are_loaded_in_progression_within_the_workspace(tmp_path):
+    """Section 4.5: compiled, verified by value, in a pool as large as the workspace that was found."""
+    profile = tmp_path / "profile.json"
+    synthetic_profile().write(profile)
+    options = {"profile": profile, "minimize": "workspace"}
+    resident, streamed = (
+        pimflow.compile(
+            "toy", system=system(weights=weights), modes="gpu", conventions="none", select=options
+        )
+        for weights in ("resident", "streamed")
+    )
+    report = streamed.report
+    assert report.verification.verified and report.memory.streaming.plan.copied_bytes > 0
+    pool_bytes, workspace_bytes = report.memory.pool.pool_bytes, report.extras.primitives.workspace_bytes
+    assert pool_bytes == pytest.approx(workspace_bytes, rel=0.01)  # the pool has biases too
+    assert resident.report.memory.pool.pool_bytes + resident.report.memory.pool.weight_bytes > pool_bytes
 
 
 def few(problem, count=3):

@@ -12,6 +12,7 @@ from test_frontend import matches_onnx_runtime, weight
 from pimflow import zoo
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
+from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 MICROSOFT, LEARNING = "com.microsoft", "ai.onnx.ml"
 WIDTH = 8
@@ -166,6 +167,23 @@ def test_weights_of_a_few_bits(bits, zeros):
     )
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_weights_of_a_product_keep_their_type(bias):
+    """In memory, and on PIM that takes it; blocks of 16 are widened."""
+    weights = {"b": weight(8)} if bias else {}
+    sizes = {"N": 8, "K": 256, "bits": 4}
+    operands = "x w s z  b" if bias else "x w s z"
+    for block, kind in ((128, "uint4_g128"), (16, None)):
+        weights |= {"w": np.zeros((8, 256 // block, block // 2), "uint8"), "s": weight(8 * 256 // block)}
+        weights["z"] = np.zeros((8, -(-256 // block // 2)), "uint8")
+        node = helper.make_node(
+            *("MatMulNBits", operands.split(" "), ["y"], "proj"), domain=MICROSOFT, block_size=block, **sizes
+        )
+        model = foreign_model([node], {"x": (1, 256)}, {"y": (1, 8)}, weights)
+        (region,) = extract_regions(onnx_graph.from_onnx(model), "net").regions
+        assert region.geometry.weights == kind
+
+
 # ---- 8 bits ----
 
 QUANTISED = {"s": np.float32(0.03), "z": np.uint8(120), "t": np.float32(0.05), "u": np.uint8(90)}
@@ -218,6 +236,14 @@ def test_an_operator_of_8_bits_is_exact(model):
     matches_onnx_runtime(model)
 
 
+@pytest.mark.parametrize("kind", ["QLinearConv", "QGemm", "QLinearMatMul"])
+def test_a_product_of_8_bits_is_one_kernel(kind):
+    regions = extract_regions(onnx_graph.from_onnx(BYTES[kind])).regions
+    product = regions[1]
+    assert [region.operator for region in regions] == ["quantize", product.operator, "dequantize"]
+    assert product.operators[-4:] == ("round", "add", "clip", "astype")
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
@@ -233,12 +259,12 @@ def test_an_operator_of_8_bits_is_exact(model):
             "norm 'L3' is not supported",
         ),
         (
-            lambda: single("FusedMatMul", "x x", (2, 3, 3), transBatchA=1),
-            "'node': FusedMatMul with attribute 'transBatchA' is not supported",
+            lambda: single("CDist", "x x", (3, 3), x=(3, 8), metric="cosine"),
+            "'node': CDist with metric 'cosine' is not supported",
         ),
         (
-            lambda: single("FusedGemm", "x m", (3, 8), {"m": MATRIX}, x=(3, 8), activation="Elu"),
-            "activation 'Elu' is not supported",
+            lambda: single("FusedGemm", "x m", (3, 8), {"m": MATRIX}, x=(3, 8), activation="Swish"),
+            "activation 'Swish' is not supported",
         ),
     ],
 )

@@ -259,3 +259,18 @@ def test_mutants_are_found(toy, fault):
     mutants = [broken for kernel in toy if (broken := mutant(kernel, fault, rng)) is not None]
     assert mutants
     assert [broken.name for broken in mutants if not check_kernel(broken).findings] == []
+
+
+@pytest.mark.parametrize("reads_its_own", [True, False])
+def test_a_barrier_that_orders_nothing_makes_no_mutant(reads_its_own):
+    @T.prim_func(private=True)
+    def move(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        shared = T.alloc_buffer((64,), "float32", scope="shared")
+        t = T.launch_thread("threadIdx.x", 64)
+        shared[t] = x[t]
+        T.tvm_storage_sync("shared")
+        y[t + block] = shared[t if reads_its_own else 63 - t]
+
+    kernel = ScheduledKernel(name="move", plain=move, lowered=move)
+    assert (mutant(kernel, "a dropped barrier", np.random.default_rng(0)) is None) == reads_its_own

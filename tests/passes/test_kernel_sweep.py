@@ -66,3 +66,9 @@ def test_any_reduction(rows, columns, dtype):
 @given(st.integers(1, 8), st.integers(1, 40), DTYPES)
 def test_any_attention(heads, context, dtype):
     require(kernel_cases.decoder_kernels(heads, context, dtype))
+
+
+@pytest.mark.parametrize("kind", ["product", "3x3 convolution", "reductions"])
+def test_cases_of_odd_extents_can_be_made(kind):
+    case = next(case for case in kernel_cases.cases() if case.name.startswith(kind))
+    assert case.part == "odd extents" and case.make().functions()

@@ -23,11 +23,13 @@ from tvm.script import tirx as T
 from tvm.support import nvcc
 
 from pimflow import frontend
+from pimflow.core.blocks import KernelLimits
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.regions import kernel_groups
 from pimflow.relay_passes.schedules.loops import nodes, reduction_axes
+from pimflow.relay_passes.schedules.product_tiles import ProductShape, ProductTile, fastest_tile
 from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -110,7 +112,7 @@ def depthwise_kernels(draw) -> tirx.PrimFunc:
 @settings(max_examples=examples(15))
 @given(depthwise_kernels(), st.sampled_from([1, 30]))
 def test_depthwise_keeps_values(func, multiprocessors):
-    same_values(func, Depthwise(multiprocessors))
+    same_values(func, Depthwise(KernelLimits(multiprocessors=multiprocessors)))
 
 
 def test_depthwise_needs_no_barriers_and_moves_vectors():
@@ -119,7 +121,7 @@ def test_depthwise_needs_no_barriers_and_moves_vectors():
         return emit(convolution(y, constant(8, 1, 1, 32)))
 
     func = kernels(lower_kernels(graph(network, (1, 56, 56, 32))))["fused_lv"]
-    schedule = Depthwise(30).apply(func, target(), False)
+    schedule = Depthwise().apply(func, target(), False)
     source = cuda_source(schedule.mod["main"])
     assert "__shared__" not in source and "__syncthreads" not in source
     assert re.search(r"\*\(half4\*\)\(\w*intermediate\w* \+", source)  # the result, rounded
@@ -136,7 +138,7 @@ def test_depthwise_needs_no_barriers_and_moves_vectors():
     ids=["grouped", "pool", "elementwise"],
 )
 def test_what_is_not_depthwise(network):
-    assert Depthwise(30).apply(only_kernel(network, (1, 8, 8, 16)), target(), False) is None
+    assert Depthwise().apply(only_kernel(network, (1, 8, 8, 16)), target(), False) is None
 
 
 # ---- tensor cores ----
@@ -170,10 +172,10 @@ def products(draw) -> tirx.PrimFunc:
 def test_products_keep_values(func, multiprocessors):
     """As they are but for the intrinsics, which have no code for a CPU."""
     with patch.object(s_tir.Schedule, "tensorize", lambda *_: None):
-        same_values(func, TensorCores(multiprocessors))
+        same_values(func, TensorCores(KernelLimits(multiprocessors=multiprocessors)))
 
 
-TILES = [(16, 16, 64), (64, 16, 64), (16, 128, 48), (64, 64, 32), (128, 64, 16)]
+TILES = [(16, 16, 64, 1), (64, 16, 64, 2), (16, 128, 48, 1), (64, 64, 32, 4), (128, 64, 16, 1)]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -186,18 +188,23 @@ def test_tiles_of_every_form_become_cuda(tile, k_is_last):
         (2, 100, 80),
         (2, 70, 80) if k_is_last else (2, 80, 70),
     )
-    rule = TensorCores(30)
-    rule._tile = lambda *_: tile
+    rule = TensorCores()
+    rows, columns, depth, split = tile
+    rule.choose = lambda _: ProductTile(rows=rows, columns=columns, depth=depth, split=split)
     assert "mma_sync" in cuda_source(rule.apply(func, target(), False).mod["main"])
 
 
 def test_tiles_are_large_for_large_products_and_many_for_small_ones():
-    tile = TensorCores(30)._tile
-    assert tile(1, 12544, 512, 512, 49152)[:2] == (64, 64)
-    assert tile(1, 12544, 512, 512, 16384) != tile(1, 12544, 512, 512, 49152)
-    ti, tj, _ = tile(1, 49, 160, 960, 49152)
-    assert -(-49 // ti) * -(-160 // tj) >= 30
-    assert tile(1, 10000, 16, 16, 49152)[1:] == (16, 16)
+    def tile(rows: int, columns: int, depth: int, **limits: int) -> ProductTile:
+        shape = ProductShape(batch=1, rows=rows, columns=columns, depth=depth, run=depth)
+        return fastest_tile(shape, KernelLimits(**limits))
+
+    large = tile(12544, 512, 512)
+    assert large.rows * large.columns >= 64 * 64 and large.split == 1
+    assert tile(12544, 512, 512, shared_bytes=16384) != large
+    small = tile(49, 160, 960)
+    assert small.split > 1 and -(-49 // small.rows) * -(-160 // small.columns) * small.split >= 20
+    assert tile(10000, 16, 16).columns == 16
 
 
 # ---- other reductions ----
@@ -217,8 +224,8 @@ def test_tiles_are_large_for_large_products_and_many_for_small_ones():
 )
 def test_reductions_keep_values(network):
     for func in kernels(lower_kernels(graph(network, (1, 13, 9, 40)))).values():
-        if Reduce(30).apply(func, target(), False) is not None:
-            same_values(func, Reduce(30))
+        if Reduce().apply(func, target(), False) is not None:
+            same_values(func, Reduce())
             return
     pytest.fail("no reduction")
 
@@ -238,15 +245,15 @@ def rows_by_a_matrix(draw) -> tirx.PrimFunc:
 @settings(max_examples=examples(15), deadline=None)
 @given(rows_by_a_matrix())
 def test_rotated_rows_keep_values(func):
-    assert "% T.int64(" in Reduce(30).apply(func, target(), False).mod["main"].script()
-    same_values(func, Reduce(30))
+    assert "% T.int64(" in Reduce().apply(func, target(), False).mod["main"].script()
+    same_values(func, Reduce())
 
 
 def test_blocks_begin_their_rows_one_after_the_other():
     """As in the traces: each 512 bytes further on, and then around."""
     assert ROTATED_BYTES == emitted.ROTATION_BYTES
     func = only_kernel(lambda emit, x: emit(convolution(x, constant(512, 1, 1, 2048))), (1, 1, 1, 2048))
-    source = cuda_source(Reduce(30).apply(func, target(), False).mod["main"])
+    source = cuda_source(Reduce().apply(func, target(), False).mod["main"])
     begin = ROTATED_BYTES // 2  # elements of half
     assert re.search(rf"\(int\)blockIdx\.x\) \* {begin}\) \+ .*threadIdx\.x\)\) & 2047\)", source)
 
@@ -335,7 +342,7 @@ def test_rewrite():
     after = schedule_gpu(GpuScheduleBefore)
     tvm.ir.assert_structural_equal(after, GpuScheduleExpected)
     tvm.ir.assert_structural_equal(schedule_gpu(after), after)
-    same_values(GpuScheduleBefore["total"], Reduce(30))
+    same_values(GpuScheduleBefore["total"], Reduce())
 
 
 def test_what_is_scheduled_stays():

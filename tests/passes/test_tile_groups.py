@@ -19,13 +19,14 @@ from tvm import relax
 from tvm.relax import op
 
 from pimflow.compiler import phases
+from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.relax_formulas import fusible
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
-from pimflow.placement.candidates.tilings import BLOCK_SHARED_BYTES, TilingSearch
+from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -252,8 +253,8 @@ def build_for_gpu(network, covers, tiles, *dims, target_system=SYSTEM):
     outlined = OutlineGroups({covers: tiles})(flat(network, dims))
     target = targets.target_by_name("cuda+pim")
     with target:
-        cores = target_system.gpu.has_tensor_cores("fp16")
-        lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16", tensor_cores=cores))(outlined)
+        limits = target_system.gpu.kernel_limits("fp16")
+        lowered = tvm.transform.Sequential(phases.kernel_phases(target, "fp16", limits=limits))(outlined)
     executable = phases.build(outlined, target, target_system)
     source = "".join(m.inspect_source() for m in all_modules(executable.mod) if m.kind == "cuda")
     return outlined, lowered, source

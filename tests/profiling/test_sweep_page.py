@@ -10,7 +10,7 @@ from command_line import error_line, run, run_json
 from hostile_names import MARK, NAMES
 
 import pimflow
-from pimflow.commands.sweep import sweep as sweeps
+from pimflow.commands.sweep import sweep_directory
 from pimflow.commands.sweep.best import ColumnBound
 from pimflow.commands.sweep.sweep_page import render_sweep, variance_shares
 from pimflow.commands.sweep.sweep_rows import SweepRow
@@ -25,7 +25,7 @@ def swept():
 @pytest.fixture(scope="module")
 def directory(swept, tmp_path_factory):
     path = tmp_path_factory.mktemp("sweeps") / "sweep"
-    sweeps.write(path, swept)
+    sweep_directory.write(path, swept)
     return path
 
 
@@ -107,3 +107,23 @@ def test_a_condition_is_a_column_a_comparison_and_a_value():
     )
     with pytest.raises(UsageError):
         ColumnBound.parse("<3")
+
+
+def test_compiled_points_have_reports_that_the_page_links_to(capsys, tmp_path):
+    folder = tmp_path / "sweep"
+    sweep = ["sweep toy --set pim_channels=8,16 -o", folder]
+    code, _, err = run(capsys, *sweep, "--compile", "best")
+    assert code == 0, err
+    rows = json.loads((folder / "sweep.json").read_text())
+    best = min(rows, key=lambda row: row["latency_ns"])
+    assert [row["report"] for row in rows if row is not best] == [""]
+    report = folder / best["report"]
+    assert json.loads(report.with_suffix(".json").read_text())["latency_ns"] == best["latency_ns"]
+    table = page_data((folder / "sweep.html").read_text(), "tables")["best"]
+    assert {row["report"] for row in table["rows"]} == {best["report"]}
+    assert best["report"] in run(capsys, "best", folder)[1]
+    (report.parent / "mine.txt").write_text("keep me")  # a file of the user's
+    assert "mine.txt" in error_line(capsys, 3, *sweep)
+    (report.parent / "mine.txt").unlink()
+    assert run(capsys, *sweep)[0] == 0  # what it compiled before goes
+    assert not report.exists()

@@ -10,6 +10,7 @@ from tvm import relax
 
 from pimflow import memory
 from pimflow.core.attention import SCORES, VALUES
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.liveness import Liveness
 from pimflow.core.program import PimProgram
 from pimflow.core.split import AXES, PIM_SUFFIX, Split
@@ -56,6 +57,7 @@ from pimflow.relay_passes.pim.outline_attention import (
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers
+from pimflow.relay_passes.schedules.launch_limits import with_limits
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 from pimflow.relay_passes.splits.pipeline_rows import PipelineRows
@@ -249,7 +251,7 @@ def kernel_phases(
     dtype: str,
     *,
     views: bool = True,
-    tensor_cores: bool = True,
+    limits: KernelLimits = SMALLEST_GPU,
     cache: StructureCache | None = None,
 ) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to one loop nest a kernel; a GPU stores `dtype`."""
@@ -258,7 +260,7 @@ def kernel_phases(
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu, tensor_cores=tensor_cores, cache=cache),
+        TileGroups(dtype if gpu else "fp32", gpu, limits=limits, cache=cache),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
@@ -273,11 +275,11 @@ def scheduling_phases(
     target: tvm.target.Target, system: System, cache: StructureCache | None = None
 ) -> list[tvm.transform.Pass]:
     """Passes from a graph with PIM regions to calls of scheduled kernels."""
-    gpu, multiplies = "gpu" in list(target.keys), system.gpu.has_tensor_cores(system.dtype)
+    gpu, limits = "gpu" in list(target.keys), system.gpu.kernel_limits(system.dtype)
     views = system.uses_views
     return [
-        *kernel_phases(target, system.dtype, views=views, tensor_cores=multiplies, cache=cache),
-        ScheduleGpu(system.gpu.sms) if gpu else ScheduleCpu(cache),
+        *kernel_phases(target, system.dtype, views=views, limits=limits, cache=cache),
+        ScheduleGpu(limits) if gpu else ScheduleCpu(cache),
         LiftWorkspaces(),
         relax.transform.RewriteDataflowReshape(),
         MarkChecked(),
@@ -305,15 +307,16 @@ def allocate(
 
     With a `cache` only kernels that it lacks are made; such a module is for measuring.
     """
-    return _run_phases(mod, target, allocating_phases(target, system, cache))
+    return _run_phases(mod, target, system, allocating_phases(target, system, cache))
 
 
 def _run_phases(
-    mod: tvm.IRModule, target: tvm.target.Target, phases: Sequence[tvm.transform.Pass]
+    mod: tvm.IRModule, target: tvm.target.Target, system: System, phases: Sequence[tvm.transform.Pass]
 ) -> tvm.IRModule:
     """`mod` after `phases`; raises `UnsupportedOpError` for an operator that TVM cannot lower."""
     try:
-        with target, stderr.hidden():  # TVM warns of kernels that are right
+        limits = system.gpu.kernel_limits(system.dtype)
+        with with_limits(target, limits), stderr.hidden():  # TVM warns of kernels that are right
             return tvm.transform.Sequential(phases)(mod)
     except tvm.error.InternalError as error:
         raise UnsupportedOpError(f"TVM has no kernel for an operator: {last_line(error)}") from error
@@ -353,7 +356,7 @@ def lower(
         transform.VMShapeLower(),
         transform.AttachGlobalSymbol(),
     ]
-    return _run_phases(mod, target, phases)
+    return _run_phases(mod, target, system, phases)
 
 
 def build(

@@ -345,7 +345,9 @@ def _reference_sums(
 
     Where sums are resumed they are rounded after each part of the reduction; the activation follows the last.
     """
-    g, rounding = replace(program.geometry, oc=len(filters)), STORAGE_TYPES[program.dtype]
+    # Integers are products of whole numbers and their scales, whose sums are exact before these are applied.
+    dtype = "fp32" if program.dtype == "int8" else program.dtype
+    g, rounding = replace(program.geometry, oc=len(filters)), STORAGE_TYPES[dtype]
     pixels, tiling = slice(program.pixel_begin, program.pixel_end), BankTiling.from_program(program)
     step = tiling.columns * tiling.elements_per_column if program.resumes else g.reduction
     with np.errstate(over="ignore"):
@@ -366,7 +368,7 @@ def _reference_sums(
         if not np.abs(expected).max() < np.finfo(rounding).max:
             return None
     return ReferenceSums(
-        dtype=program.dtype,
+        dtype=dtype,
         expected=np.clip(expected, *RESULT_RANGES[program.activation]),
         magnitude=magnitude,
         products=g.reduction + (initial is not None),

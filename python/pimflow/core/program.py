@@ -39,7 +39,7 @@ from pimflow.core.commands import (
     value_range,
 )
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
+from pimflow.core.region import ACTIVATION_BITS, ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
 from pimflow.weight_types import WEIGHT_TYPES
@@ -217,6 +217,11 @@ class PimProgram:
             except ValueError as error:
                 raise ValueError(f"channel {channel}: {error}") from None
         return tuple(distinct.values())
+
+    @property
+    def activations(self) -> str:
+        """Type of the vectors that its weights are multiplied with."""
+        return self.geometry.activations or self.dtype
 
     @property
     def sets_latches(self) -> bool:
@@ -441,6 +446,11 @@ class PimProgram:
                         f"field 'geometry.weights' is {value!a:.60}, which is no type of weights"
                     )
                 continue
+            if name == "activations":
+                if value not in ACTIVATION_BITS:
+                    choices = ", ".join(ACTIVATION_BITS)
+                    raise ValueError(f"field 'geometry.activations' is {value!a:.60}, none of {choices}")
+                continue
             minimum = 0 if name == "padding" else 1
             length = {"stride": 2, "dilation": 2, "padding": 4}.get(name)
             if length is None:
@@ -574,11 +584,14 @@ class MemoryImage:
         The distinct contents of a row in all banks of a channel.
     table : ndarray, [channels, rows], int32
         Index of the page in each row of each channel; -1 if the row is not used.
+    scales : ndarray, [oc], float32, optional
+        Of pages of integers, by what the sums of each output are multiplied as they are read.
     """
 
     row_begin: int
     pages: np.ndarray
     table: np.ndarray = field(repr=False)
+    scales: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def dtype(self) -> str:
@@ -608,9 +621,9 @@ def _matrix_and_pixel(affine: Affine, pixels: int) -> tuple[Affine, Affine]:
 
 
 def _fields(geometry: ConvGeometry) -> dict[str, object]:
-    """The fields of a geometry in files: a type of weights only if they have one of their own."""
+    """The fields of a geometry in files: types only where they are not the program's."""
     fields = {name: getattr(geometry, name) for name in ConvGeometry.__dataclass_fields__}
-    return {name: value for name, value in fields.items() if name != "weights" or value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _require_names(name_kind: str, table: object, cls: type) -> None:

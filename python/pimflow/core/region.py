@@ -23,6 +23,8 @@ from pimflow.weight_types import stored_bytes
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 1}
 # Bytes of one result that READRES returns: products of int8 are summed in int32.
 RESULT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int8": 4}
+# Bits of an element of a vector that the multipliers of a device may take (`hardware.operands.Operand`).
+ACTIVATION_BITS = {**{dtype: 8 * size for dtype, size in ELEMENT_BYTES.items()}, "fp8": 8, "int4": 4}
 # Storage types that networks are compiled in.
 NETWORK_DTYPES = ("fp16", "fp32")
 # Bytes of the smallest element: a part that is aligned with it is aligned with every storage type.
@@ -62,6 +64,9 @@ class ConvGeometry:
         (top, left, bottom, right).
     weights : str, optional
         Type in which its filters are stored (`weight_types.WEIGHT_TYPES`); None for that of the network.
+    activations : str, optional
+        Type to which its input is rounded before it is multiplied (one of `ACTIVATION_BITS`); None for
+        that of the network.
     """
 
     n: int
@@ -76,12 +81,12 @@ class ConvGeometry:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
     weights: str | None = field(default=None, metadata=OMITTED)
+    activations: str | None = field(default=None, metadata=OMITTED)
 
     def __repr__(self) -> str:
-        """What digests are made of: all fields, but `weights` only if they have a type of their own."""
-        shown = (f"{name}={getattr(self, name)!r}" for name in _GEOMETRY_FIELDS)
-        weights = f", weights={self.weights!r}" if self.weights else ""
-        return f"ConvGeometry({', '.join(shown)}{weights})"
+        """What digests are made of: all fields, but types only where they are not the network's."""
+        names = (*_GEOMETRY_FIELDS, *(name for name in _GEOMETRY_TYPES if getattr(self, name)))
+        return f"ConvGeometry({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def filter_bytes(self, dtype: str) -> int:
         """Bytes of its filters in a network of type `dtype`."""
@@ -183,7 +188,8 @@ class ConvGeometry:
         return replace(self, h=part.extent, padding=(part.pad_before, pad_left, part.pad_after, pad_right))
 
 
-_GEOMETRY_FIELDS = tuple(f.name for f in dataclasses.fields(ConvGeometry) if f.name != "weights")
+_GEOMETRY_TYPES = ("weights", "activations")
+_GEOMETRY_FIELDS = tuple(f.name for f in dataclasses.fields(ConvGeometry) if f.name not in _GEOMETRY_TYPES)
 
 
 @dataclass(frozen=True, kw_only=True)

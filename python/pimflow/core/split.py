@@ -49,6 +49,8 @@ class Split:
             return geometry.rows.split_obstacle(self.gpu)
         if self.axis != "batch" and geometry.groups != 1:
             return f"only dense layers are split along {self.axis}"
+        if self.axis == "reduction" and geometry.activations:
+            return "the integers of an output have one scale for the whole reduction"
         return ""
 
     def gpu_part(self, geometry: ConvGeometry) -> ConvGeometry:

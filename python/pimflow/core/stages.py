@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pimflow.core.ranges import RangeMap
 from pimflow.core.rewrite import Mode
@@ -68,7 +69,7 @@ def _steps(modes: tuple[Mode, ...], stages: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-StageRows = tuple[tuple[tuple[int, int], ...], ...]
+StageRows: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:

@@ -321,18 +321,27 @@ def multi_head_attention(node: OnnxNode) -> relax.Expr:
     )
     masks = [] if mask is None else [_additive_mask(node, mask, config)]
     if padding is not None:
-        if len(shape(padding)) != 2:
-            raise UnsupportedOpError("a 'key_padding_mask' other than [batch, keys] is not supported")
-        hidden = relax.const(float(node.number("mask_filter_value", -10000.0)), "float32")
-        present = node.emit(op.astype(padding, "float32"))
-        away = node.emit(op.subtract(relax.const(1.0, "float32"), present))
-        dims = (shape(padding)[0], 1, 1, shape(padding)[1])
-        masks.append(node.emit(op.reshape(node.emit(op.multiply(away, hidden)), dims)))
+        masks.append(_padding_mask(node, padding, shape(k)[2]))
     if masks:
         config = replace(config, masked=True)
         masks = [masks[0] if len(masks) == 1 else node.emit(op.add(*masks))]
     result = node.emit_attention(config, [q, k, v, *masks])
     return relax.Tuple([node.merge_heads(result), k, v][: max(node.results, 1)])
+
+
+def _padding_mask(node: OnnxNode, padding: relax.Expr, keys: int) -> relax.Expr:
+    """The additive mask of flags [batch, keys] or [batch, queries, keys], or of lengths [batch]."""
+    batch, dims = shape(node.operand(0))[0], shape(padding)
+    if dims == (batch,):
+        lengths = node.emit(op.reshape(node.emit(op.astype(padding, "int64")), (batch, 1)))
+        padding = node.emit(op.less(relax.const(np.arange(keys)[None]), lengths))
+        dims = (batch, keys)
+    if len(dims) not in (2, 3):
+        raise UnsupportedOpError(f"a 'key_padding_mask' of shape {dims} is not supported")
+    hidden = relax.const(float(node.number("mask_filter_value", -10000.0)), "float32")
+    away = node.emit(op.subtract(relax.const(1.0, "float32"), node.emit(op.astype(padding, "float32"))))
+    queries = dims[1] if len(dims) == 3 else 1
+    return node.emit(op.reshape(node.emit(op.multiply(away, hidden)), (dims[0], 1, queries, dims[-1])))
 
 
 CONVERTERS: dict[tuple[str, str], Callable[[OnnxNode], relax.Expr]] = {

@@ -151,6 +151,12 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._power(*node_inputs)
         if op_name == "Mod" and not attrs.get("fmod", 0) and "float" in str(node_inputs[0].ty.dtype):
             return self._remainder(*node_inputs)
+        if op_name == "Clip" and len(node_inputs) == 3 and str(node_inputs[0].ty.dtype) == "float32":
+            low, high = map(self._constant_value, node_inputs[1:])
+            if isinstance(low, np.ndarray) and isinstance(high, np.ndarray) and low <= high:
+                return relax.op.clip(node_inputs[0], low.item(), high.item())
+        if op_name == "Cast" and self._is_integral(node_inputs[0], attrs["to"]):
+            return relax.op.astype(node_inputs[0], onnx_frontend.get_type(attrs["to"]))
         if op_name == "BitCast":
             return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":
@@ -447,6 +453,35 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         dtype = str(helper.tensor_dtype_to_np_dtype(kind))
         return result if dtype == str(result.ty.dtype) else self.bb.normalize(relax.op.astype(result, dtype))
 
+    def _is_integral(self, x: relax.Expr, element_type: int) -> bool:
+        """Whether `x` is a sum of integers, scaled and clipped to the range of a narrow type.
+
+        The importer guards other casts against NaN, infinity and other ranges, by seven kernels.
+        """
+        clip, target = self._resolved(x), helper.tensor_dtype_to_np_dtype(element_type)
+        if target.kind not in "iu" or not _is_operator(clip, "relax.clip"):
+            return False
+        bounds, (low, high) = np.iinfo(target), (float(bound.value) for bound in clip.args[1:])
+        value = self._resolved(clip.args[0])
+        while any(_is_operator(value, f"relax.{kind}") for kind in ("add", "multiply", "round")):
+            computed = [argument for argument in value.args if not self._is_known(argument)]
+            if len(computed) != 1:
+                return False
+            value = self._resolved(computed[0])
+        is_sum = _is_operator(value, "relax.astype") and "int" in str(value.args[0].ty.dtype)
+        return is_sum and bounds.min <= low and high <= bounds.max
+
+    def _is_known(self, expr: relax.Expr) -> bool:
+        """Whether an expression is computed from constants alone."""
+        value = self._resolved(expr)
+        if isinstance(value, relax.Call):
+            return all(map(self._is_known, value.args))
+        return isinstance(value, tvm.ir.GenericConst) or not isinstance(value, relax.Expr | None)
+
+    def _resolved(self, expr: relax.Expr) -> relax.Expr | None:
+        """What a variable is bound to; another expression itself."""
+        return self.bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+
     def _constant_pad(self, operands: list[relax.Expr], attrs: dict) -> relax.Expr | None:
         """Convert a Pad by constants to an operator (the importer emits a kernel); None for another Pad."""
         x, *arguments = operands
@@ -474,6 +509,10 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         if expr is not None:
             expr = onnx_frontend.get_constant(expr, [self._nodes, self._params])
         return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else expr
+
+
+def _is_operator(expr: relax.Expr | None, name: str) -> bool:
+    return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == name
 
 
 def _all_known(shape: relax.ShapeExpr) -> bool:

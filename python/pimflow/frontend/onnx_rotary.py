@@ -98,7 +98,7 @@ def rms_normalization(node: OnnxNode) -> relax.Expr:
     x, scale = node.operand(0), node.operand(1)
     if node.results > 1:
         raise UnsupportedOpError("result 'inv_std_var' is not supported")
-    return _rms_norm(node, x, scale, int(node.number("axis", -1)))
+    return _rms_norm(node, x, scale, int(node.number("axis", -1)), 1e-5)
 
 
 def skip_rms_normalization(node: OnnxNode) -> relax.Expr:
@@ -107,15 +107,16 @@ def skip_rms_normalization(node: OnnxNode) -> relax.Expr:
     total = node.emit(op.add(x, skip), "sum")
     if bias is not None:
         total = node.emit(op.add(total, bias), "biased")
-    result = node.emit(_rms_norm(node, total, scale, -1))
-    # The mean and the inverse deviation are for training.
+    result = node.emit(_rms_norm(node, total, scale, -1, 1e-12))
+    # The mean and the inverse deviation are for training; files name them to name the sum.
     return relax.Tuple([result, result, result, total][: node.results]) if node.results > 1 else result
 
 
-def _rms_norm(node: OnnxNode, x: relax.Expr, scale: relax.Expr, axis: int) -> relax.Expr:
+def _rms_norm(node: OnnxNode, x: relax.Expr, scale: relax.Expr, axis: int, epsilon: float) -> relax.Expr:
+    """RMS normalisation from `axis` on; `epsilon` is what a node without this attribute means."""
     rank = len(shape(x))
     axes = list(range(axis % rank, rank))
-    return op.nn.rms_norm(x, scale, axes, float(node.number("epsilon", 1e-5)))
+    return op.nn.rms_norm(x, scale, axes, float(node.number("epsilon", epsilon)))
 
 
 def token_positions(node: OnnxNode, position: relax.Expr, batch: int, tokens: int) -> relax.Expr:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.fusion.channels import SUM_BYTES, single_run
 from pimflow.fusion.growing import GrowingGroup
@@ -40,11 +39,11 @@ class TileMemory:
     element_bytes: int = ELEMENT_BYTES["fp32"]
 
     @classmethod
-    def gpu_block(cls, dtype: str) -> TileMemory:
-        """The memory of a block of GPU threads."""
+    def gpu_block(cls, dtype: str, shared_bytes: int) -> TileMemory:
+        """The memory of a block of GPU threads, which has `shared_bytes` of shared memory."""
         return cls(
-            near_bytes=BLOCK_SHARED_BYTES,
-            max_bytes=BLOCK_SHARED_BYTES,
+            near_bytes=max(shared_bytes, 1),
+            max_bytes=shared_bytes,
             cores=64,
             element_bytes=ELEMENT_BYTES[dtype],
         )

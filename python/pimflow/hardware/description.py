@@ -148,7 +148,7 @@ def describe(spec: Spec) -> dict[str, Any]:
         ]
         description["derived"] = _derive_figures(spec)
         if spec.operands:
-            description["operands"] = [dataclasses.asdict(operand) for operand in spec.operands]
+            description["operands"] = [operand.to_dict() for operand in spec.operands]
         description["used"] = [{"what": feature, "how": use} for feature, use in _feature_uses(spec)]
         description["not_modelled"] = list(spec.not_modelled)
     description["assumed"] = [row["field"] for row in values if "assumed" in row["source"]]
@@ -156,7 +156,8 @@ def describe(spec: Spec) -> dict[str, Any]:
 
 
 def _values(spec: Spec) -> Iterator[dict[str, Any]]:
-    skipped = {"name", "description", "constraints", "operands", "weights", "sources", "not_modelled"}
+    skipped = {"name", "description", "constraints", "operands", "sources", "not_modelled"}
+    skipped |= {"weights", "activations"}
     for field in dataclasses.fields(spec):
         if field.name in skipped:
             continue
@@ -245,9 +246,9 @@ def _feature_uses(pim: PimSpec) -> Iterator[tuple[str, str]]:
     if pim.has_single_host:
         yield "host", "channels in lockstep: a vector for all of them is one instruction"
     for operand in pim.operands:
-        row = pim.narrow_row(operand)
+        row, wide = pim.narrow_row(operand), operand.activations in pim.dtypes[:1]
         yield (
-            f"weights of {operand.weights}",
+            f"weights of {operand.weights}" + ("" if wide else f", vectors of {operand.activations}"),
             f"{operand.multiplications} a COMP, {row.comps * operand.multiplications} a row beside "
             f"{row.scale_columns} columns of scales ({operand.source})",
         )

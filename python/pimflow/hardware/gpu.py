@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
+from pimflow.core.blocks import BLOCK_SHARED_BYTES, MAX_THREADS, WARP_THREADS, KernelLimits
 from pimflow.core.keywords import check_keywords
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
@@ -25,6 +26,7 @@ _DIVISORS = re.compile(r"channel_spread|depthwise|dram|gemv|l2(?!_re)|mma|sm_por
 # Prefixes of constants that are exponents, with their minimum: 1 adds times, 64 takes about the longest.
 _EXPONENTS = {"overlap": 1, "tile_power": 0}
 _MAX_EXPONENT = 64
+ASSUMED_STEP_NS = 613.0  # the H200's; loads from DRAM take most of it
 DECODE_BITS = ("bits_4", "bits_8", "bits_16")
 
 
@@ -61,6 +63,12 @@ class GpuSpec:
         Fitted constants of the analytic model, by name; see `simulators.gpu.roofline`.
     energy : dict of str to float
         The energies of `ENERGY`, and ``fma_<dtype>_pj`` per multiply-accumulate.
+    max_block_threads : int
+        Threads of a block, at most; a warp or more. Kernels of a GPU with fewer than CUDA allows have smaller
+        blocks.
+    product_step_ns : float
+        Latency of a step of the loop of a product that pimflow compiles for tensor cores: loads, barriers.
+        Tiles are chosen by it.
     decode_bandwidth_share : dict of str to float
         By ``bits_16``, ``bits_8`` or ``bits_4`` of a weight, the share of the peak bandwidth at which the
         best published kernels read weights that one token is multiplied with. No cost depends on it: it is
@@ -87,7 +95,9 @@ class GpuSpec:
     launch_ns: float
     efficiency: dict[str, float]
     energy: dict[str, float]
-    # Not in `repr`: no cost depends on it.
+    # Not in `repr`: no cost depends on them.
+    max_block_threads: int = field(default=MAX_THREADS, repr=False)
+    product_step_ns: float = field(default=ASSUMED_STEP_NS, repr=False)
     decode_bandwidth_share: dict[str, float] = field(default_factory=dict, repr=False)
     cuda_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
@@ -108,6 +118,11 @@ class GpuSpec:
         require_positive(
             **{f"efficiency.{key}": c for key, c in self.efficiency.items() if _DIVISORS.match(key)}
         )
+        require_positive(product_step_ns=self.product_step_ns)
+        if not WARP_THREADS <= self.max_block_threads <= MAX_THREADS:
+            raise ValueError(
+                f"field 'max_block_threads': {self.max_block_threads} is not in {WARP_THREADS}..{MAX_THREADS}"
+            )
         for key, value in self.decode_bandwidth_share.items():
             if key not in DECODE_BITS or not 0 < value <= 1:
                 raise ValueError(
@@ -139,6 +154,20 @@ class GpuSpec:
         """Whether it has tensor cores for `dtype`: only then is its rate above that of its SIMD lanes."""
         rate = self.fma_per_sm_cycle.get(dtype, 0.0)
         return rate > self.simd_fma_per_sm_cycle.get(dtype, rate)
+
+    def kernel_limits(self, dtype: str) -> KernelLimits:
+        """What schedules of kernels that store `dtype` must keep."""
+        return KernelLimits(
+            multiprocessors=self.sms,
+            threads=self.max_block_threads,
+            shared_bytes=min(BLOCK_SHARED_BYTES, self.shared_memory_bytes),
+            multiprocessor_shared_bytes=self.shared_memory_bytes,
+            register_bytes=self.registers_bytes,
+            tensor_cores=self.has_tensor_cores(dtype),
+            step_ns=self.product_step_ns,
+            launch_ns=self.launch_ns,
+            clock_mhz=self.clock_mhz,
+        )
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:

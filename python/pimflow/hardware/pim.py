@@ -136,6 +136,8 @@ class PimSpec:
         Narrow weights that they take beside these. All other weights are stored in the network's type.
     weights : str
         Of a device as it is for narrow weights (`with_weights`), their type; else empty.
+    activations : str
+        Of such a device, the type of the vectors that they are multiplied with.
     timing : dict of str to int
         JEDEC-style latencies, in cycles of the command clock: those of `TIMING`, and others that constraints
         name.
@@ -176,6 +178,7 @@ class PimSpec:
     # Not in `fields_text`, so that keys of devices without them stay valid: `narrow_text` has them.
     operands: tuple[Operand, ...] = field(default=(), repr=False)
     weights: str = field(default="", repr=False)
+    activations: str = field(default="", repr=False)
     not_modelled: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -255,19 +258,21 @@ class PimSpec:
         table = dict(table)
         rules = _read_list(Constraint, table.pop("constraints", None), where, "constraints")
         operands = _read_list(Operand, table.pop("operands", []), where, "operands")
-        if "weights" in table:
-            raise SpecError(
-                f"{where}: unknown field 'weights'; [[operands]] say which narrow weights it takes"
-            )
-        spec = build(cls, table, where, name=stem, weights="", constraints=rules, operands=operands)
+        for key in ("weights", "activations"):
+            if key in table:
+                raise SpecError(
+                    f"{where}: unknown field '{key}'; [[operands]] say which narrow weights it takes"
+                )
+        own = {"name": stem, "weights": "", "activations": "", "constraints": rules, "operands": operands}
+        spec = build(cls, table, where, **own)
         for fault in itertools.chain(spec.faults(), rule_faults(spec) if checks_rules else ()):
             raise SpecError(f"{where}: {fault}")
         return spec
 
     def to_json(self) -> str:
         """All fields as JSON, for a compiled directory."""
-        table = asdict(self)
-        for name in ("operands", "weights"):
+        table = asdict(self) | {"operands": [operand.to_dict() for operand in self.operands]}
+        for name in ("operands", "weights", "activations"):
             if not table[name]:
                 del table[name]
         return json.dumps(table, indent=1, default=lambda number: number.item()) + "\n"
@@ -302,24 +307,32 @@ class PimSpec:
     @property
     def narrow_text(self) -> str:
         """The narrow weights that it takes, as a part of keys; empty if there are none."""
-        return repr((self.operands, self.weights)) if self.operands else ""
+        capacities = tuple(operand.buffer_elements for operand in self.operands)
+        further = repr((self.activations, capacities)) if self.activations or any(capacities) else ""
+        return repr((self.operands, self.weights)) + further if self.operands else ""
 
-    def takes(self, weights: str | None, dtype: str) -> bool:
-        """Whether the multipliers take weights of a narrow type, with a vector of `dtype`."""
-        return any((o.weights, o.activations) == (weights, dtype) for o in self.operands)
+    def operand(self, weights: str | None, activations: str) -> Operand | None:
+        """How multipliers take weights of a narrow type, with such a vector; None if they do not."""
+        pairs = ((o, (o.weights, o.activations)) for o in self.operands)
+        return next((operand for operand, pair in pairs if pair == (weights, activations)), None)
 
-    def with_weights(self, weights: str | None, dtype: str) -> PimSpec:
-        """The device as it is for weights of a type, and vectors of `dtype`; itself if it widens them.
+    def takes(self, weights: str | None, activations: str) -> bool:
+        """Whether the multipliers take weights of a narrow type, with a vector of `activations`."""
+        return self.operand(weights, activations) is not None
+
+    def with_weights(self, weights: str | None, activations: str) -> PimSpec:
+        """The device as it is for weights of a type, and such vectors; itself if it widens them.
 
         Its columns are those that one COMP multiplies, and a row has as many as it holds beside the scales.
         """
-        if weights is None or weights == self.weights or not self.takes(weights, dtype):
+        if (weights, activations) == (self.weights, self.activations) or not self.takes(weights, activations):
             return self
-        return self._narrow_devices[weights, dtype]
+        assert weights is not None
+        return self._narrow_devices[weights, activations]
 
     def with_weights_of(self, program: PimProgram) -> PimSpec:
         """The device as it is for the weights of a program."""
-        return self.with_weights(program.geometry.weights, program.dtype)
+        return self.with_weights(program.geometry.weights, program.activations)
 
     @functools.cached_property
     def _narrow_devices(self) -> dict[tuple[str, str], PimSpec]:
@@ -327,8 +340,7 @@ class PimSpec:
 
     def narrow_row(self, operand: Operand) -> NarrowRow:
         """How weights of one of `operands` lie in a row; raises as `operands.narrow_row`."""
-        buffer_elements = self.buffer_columns * self.elements_per_column(operand.activations)
-        return narrow_row(operand, self.columns_per_row, self.column_bytes, buffer_elements)
+        return narrow_row(operand, self.columns_per_row, self.column_bytes, self.buffer_columns)
 
     def _with_operand(self, operand: Operand) -> PimSpec:
         """The device as programs with weights of `operand` see it: columns are what one COMP multiplies.
@@ -346,12 +358,13 @@ class PimSpec:
         narrow = replace(
             self,
             weights=operand.weights,
+            activations=operand.activations,
             columns_per_row=row.comps,
             buffer_columns=row.buffer_columns,
             timing={**self.timing, "nRCDR": opening},
             energy=energy,
         )
-        energy["buffer_read_pj"] *= narrow.vector_bursts(operand.activations)
+        energy["buffer_read_pj"] *= narrow.vector_bursts(operand.container)
         return narrow
 
     def faults(self) -> Iterator[str]:
@@ -514,14 +527,14 @@ class PimSpec:
 
     def elements_per_column(self, dtype: str) -> int:
         """Elements of `dtype`, or `weights`, that a COMP multiplies in a bank."""
-        for operand in self.operands if self.weights else ():
-            if (operand.weights, operand.activations) == (self.weights, dtype):
-                return operand.multiplications
-        return self.column_bytes // ELEMENT_BYTES[dtype]
+        operand = self.operand(self.weights, self.activations) if self.weights else None
+        return operand.multiplications if operand else self.column_bytes // ELEMENT_BYTES[dtype]
 
     def vector_bursts(self, dtype: str) -> int:
         """Bursts for the elements of a vector that a COMP multiplies."""
-        return -(-self.elements_per_column(dtype) * ELEMENT_BYTES[dtype] // self.column_bytes)
+        operand = self.operand(self.weights, self.activations) if self.weights else None
+        bits = operand.vector_bits if operand else self.elements_per_column(dtype) * ELEMENT_BYTES[dtype] * 8
+        return -(-bits // (8 * self.column_bytes))
 
     def elements_per_row(self, dtype: str) -> int:
         """Elements of `dtype` in one row of a bank."""

@@ -18,6 +18,7 @@ from tvm import rpc
 from tvm.rpc import base
 
 from pimflow.compiler.c_code import builds, kernels
+from pimflow.core.blocks import KernelLimits
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
 from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target, local_cuda
@@ -130,7 +131,7 @@ class Card(Machine):
 
     @property
     def schedule(self) -> tvm.transform.Pass:
-        return ScheduleGpu(self.device.threads)
+        return ScheduleGpu(KernelLimits(multiprocessors=self.device.threads))
 
     def build(self, scheduled: tvm.IRModule) -> tvm.runtime.Module:
         """Compile scheduled kernels for the GPU; raises `ProfilerError` if there is no binary."""

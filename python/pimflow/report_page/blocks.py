@@ -17,7 +17,11 @@ _THEME = '<button id="theme" type="button">light or dark</button>'
 
 
 def column(title: str, name: str, **options: object) -> dict[str, object]:
-    """A column of a table: `digits` for numbers, `filter` (``text`` or ``list``), `least` width in pixels."""
+    """A column of a table.
+
+    Its options are `digits` for numbers, `filter` (``text`` or ``list``), the `least` width in pixels, and
+    `link` for paths to pages.
+    """
     return {"title": title, "field": name, **options}
 
 

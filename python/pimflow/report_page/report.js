@@ -57,6 +57,12 @@ function tableColumn(each) {
     made.sorter = "number";
     made.sorterParams = { alignEmptyValues: "bottom" };
     made.formatter = (cell) => element("span", figures(cell.getValue(), each.digits));
+  } else if (each.link) {
+    made.formatter = (cell) => {
+      const link = element("a", cell.getValue());
+      if (cell.getValue()) link.href = cell.getValue();
+      return link;
+    };
   } else {
     made.formatter = (cell) => element("span", cell.getValue());
     made.tooltip = (_, cell) => cell.getValue() && element("div", cell.getValue());

@@ -1,4 +1,4 @@
-"""Pictures of sixteen signs, drawn by a counter-based generator, for the zoo's network `glyphs`.
+"""Pictures of sixteen signs, drawn by a counter-based generator, for the trained networks of the zoo.
 
 A sign is four strokes between points of a grid. A picture has one sign, rotated, shifted, scaled and bent, in
 a random colour on another, two stray strokes, and noise. The same seed gives the same pictures on every
@@ -36,13 +36,35 @@ def pictures(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
         int64, classes.
     """
     labels = np.arange(count) % CLASSES
+    return _draw(count, seed)[0], labels
+
+
+def masks(count: int, seed: int = HELD_OUT) -> tuple[np.ndarray, np.ndarray]:
+    """The pictures of `pictures`, and which of their pixels belong to the sign.
+
+    Returns
+    -------
+    ndarray, [count, 3, SIZE, SIZE]
+        fp32, mean 0, variance about 1.
+    ndarray, [count, SIZE, SIZE]
+        int64: 1 where the sign covers half of the pixel or more, else 0.
+    """
+    images, coverage = _draw(count, seed)
+    return images, (coverage >= 0.5).astype(np.int64)
+
+
+def _draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures, [count, 3, SIZE, SIZE], and the coverage of their pixels by signs, [count, SIZE, SIZE]."""
+    labels = np.arange(count) % CLASSES
     numbers = uniform("glyphs", count * 48, seed).astype(np.float64).reshape(count, 48)
     noise = uniform("glyph noise", 3 * count * 3 * SIZE**2, seed).reshape(3, count, 3, SIZE, SIZE)
     images = noise.sum(axis=0, dtype=np.float32) * np.float32(NOISE)
+    coverage = np.empty((count, SIZE, SIZE), np.float32)
     for begin in range(0, count, _AT_ONCE):
         part = slice(begin, begin + _AT_ONCE)
-        images[part] += _colours(numbers[part], _signs()[labels[part]])
-    return images, labels
+        colours, coverage[part] = _colours(numbers[part], _signs()[labels[part]])
+        images[part] += colours
+    return images, coverage
 
 
 def _signs() -> np.ndarray:
@@ -51,8 +73,8 @@ def _signs() -> np.ndarray:
     return np.floor(points).reshape(CLASSES, STROKES, 2, 2) / (GRID - 1) * 2 - 1
 
 
-def _colours(numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Pictures without noise, [n, 3, SIZE, SIZE], from 48 random numbers in [-1, 1) for each."""
+def _colours(numbers: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures without noise, and the coverage by signs, from 48 random numbers in [-1, 1) for each."""
     stroke_bends = numbers[:, : STROKES * 4].reshape(-1, STROKES, 2, 2)
     stray_strokes = numbers[:, 16:24].reshape(-1, STRAY, 2, 2)
     turn, scale, shift, width = numbers[:, 24], numbers[:, 25], numbers[:, 26:28], numbers[:, 28]
@@ -65,7 +87,7 @@ def _colours(numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
     sign, stray = _coverage(rotated, reach), _coverage(stray_strokes, reach)
     ink = np.where(np.abs(ink - ground) < 0.5, ground + np.where(ink < ground, -0.5, 0.5), ink)
     background = ground + (stray_ink - ground) * stray[:, None]
-    return (background + (ink - background) * sign[:, None]).astype(np.float32)
+    return (background + (ink - background) * sign[:, None]).astype(np.float32), sign
 
 
 def _coverage(strokes: np.ndarray, reach: np.ndarray) -> np.ndarray:

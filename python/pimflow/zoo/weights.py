@@ -92,7 +92,16 @@ def is_trained(value: onnx.ValueInfoProto) -> bool:
 
 def weight_types(model: onnx.ModelProto) -> dict[str, str]:
     """By node, the type in which the weight that it multiplies with is stored, if it is marked."""
-    types = {value.name: kind for value in model.graph.input if (kind := _metadata(value, "stored"))}
+    return _marks_by_product(model, "stored")
+
+
+def activation_types(model: onnx.ModelProto) -> dict[str, str]:
+    """By node, the type of integers that it multiplies with a weight, if that is marked."""
+    return _marks_by_product(model, "activations")
+
+
+def _marks_by_product(model: onnx.ModelProto, key: str) -> dict[str, str]:
+    types = {value.name: kind for value in model.graph.input if (kind := _metadata(value, key))}
     by_node: dict[str, str] = {}
     for node in model.graph.node if types else ():
         kind = next((types[name] for name in node.input if name in types), None)

@@ -78,7 +78,9 @@ class ConfigFile:
         values: dict[str, Any] = {}
         for key, value in [*top.items(), *tables.items()]:
             name = _option(key)
-            if name in names:
+            is_option = name in names
+            # A table called as a command is that command's, also where an option has the name, as --compile.
+            if is_option and not (isinstance(value, Mapping) and name in all_names()):
                 values[name] = value
                 continue
             options = all_names()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pimflow.commands.command_line import output
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
 # By --accounting, the timing of PIM if --timing is not set.
-TIMING_OF = {"full": "strict", "paper": "ramulator-pimflow"}
+DEFAULT_TIMING = {"full": "strict", "paper": "ramulator-pimflow"}
 
 
 # Networks.
@@ -75,8 +75,8 @@ def network(args: argparse.Namespace) -> dict[str, Any]:
 # Systems.
 
 
-def parse_channel_count(text: str) -> int | str:
-    """Parse a number of channels, or ``auto``."""
+def parse_count(text: str) -> int | str:
+    """Parse a number, or ``auto``."""
     try:
         return text if text == "auto" else int(text)
     except ValueError:
@@ -97,13 +97,13 @@ def system_fields(sub: CommandParser, *names: str, **details: Any) -> None:
     sub.add_fields(System, *names, default=None, **details)
 
 
-def system_options(sub: CommandParser, **channels: Any) -> None:
-    """Add options for the system; `channels` are details of the number of channels that have PIM."""
+def system_options(sub: CommandParser, **details: Mapping[str, Any]) -> None:
+    """Add options for the system, with `details` of some by field."""
     from pimflow.hardware import System
 
     system_option(sub)
     for name in declarations(System):
-        system_fields(sub, name, **(channels if name == "pim_channels" else {}))
+        system_fields(sub, name, **details.get(name, {}))
 
 
 def goal_options(sub: CommandParser) -> None:
@@ -124,10 +124,9 @@ def target_system(args: argparse.Namespace) -> System:
 
     _require_modes(args)
     changes = args.parser.keywords(args, System)
-    if changes.get("pim_channels") == "auto":
-        del changes["pim_channels"]
+    changes = {name: value for name, value in changes.items() if value != "auto"}  # chosen later
     if "accounting" in changes and not changes["timing"]:
-        changes["timing"] = TIMING_OF.get((args.accounting or "").partition("+")[0])
+        changes["timing"] = DEFAULT_TIMING.get((args.accounting or "").partition("+")[0])
     return system(getattr(args, "system", "pimflow"), **changes)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow.commands.compile import channel_counts
+from pimflow.commands.compile import channel_counts, copy_distances
 from pimflow.commands.compile import compile_steps as steps
 from pimflow.commands.compile.conventions import (
     ConventionGain,
@@ -173,6 +173,9 @@ def compile(
     pim_channels : str, optional
         ``auto``: the number of PIM channels that is best for the network (`choose_channels`), in place of
         that of `system`. The report has the figures for each number.
+    copy_ahead : str, optional
+        ``auto``: the distance of copies of streamed weights that is best for the network and within the bound
+        on memory (`choose_copy_ahead`), in place of that of `system`; the report has the figures for each.
     target : str
         ``llvm+pim``: the CPU stands in for the GPU. ``cuda+pim``: CUDA kernels too, which run, are verified
         and timed if there is a CUDA device. ``c``: C source of the whole network too, for any compiler; it
@@ -233,14 +236,22 @@ def compile(
     settings, model = replace(settings, **inputs), example.model
     convention_names(settings.conventions, as_system(system))  # raises before the work
     search_keywords = network_keywords(model, settings, search_keywords)
-    choice = None
+    counts = distances = None
     if settings.pim_channels:
-        choice = _channels(model, system, progress, search_keywords)
-        system = choice.system
+        channels = channel_counts.choose_channels(
+            model, system, progress=progress, **_without_plan(search_keywords, "--pim-channels auto")
+        )
+        system, counts = channels.system, channels.counts
+    if settings.copy_ahead:
+        copies = copy_distances.choose_copy_ahead(
+            model, system, progress=progress, **_without_plan(search_keywords, "--copy-ahead auto")
+        )
+        system, distances = copies.system, copies.distances
     request = steps.CompileRequest(
         **vars(SearchRequest.from_arguments(system, **search_keywords)),
         **vars(settings),
-        channel_counts=None if choice is None else choice.counts,
+        channel_counts=counts,
+        copy_distances=distances,
         out=out,
         force=force,
         progress=progress,
@@ -301,10 +312,8 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     )
 
 
-def _channels(
-    model: Model, target_system: System | None, progress: Progress, keywords: Mapping[str, Any]
-) -> channel_counts.ChannelChoice:
+def _without_plan(keywords: Mapping[str, Any], option: str) -> dict[str, Any]:
+    """The keywords of searches for `option`, which needs to search; raises if there is a plan."""
     if keywords.get("plan") is not None:
-        raise UsageError("--pim-channels auto searches plans, and one is given; give a number of channels")
-    search_keywords = {name: value for name, value in keywords.items() if name != "plan"}
-    return channel_counts.choose_channels(model, target_system, progress=progress, **search_keywords)
+        raise UsageError(f"{option} searches plans, and one is given; give a number")
+    return {name: value for name, value in keywords.items() if name != "plan"}

@@ -33,9 +33,18 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(SearchArguments, "target")
     options.system_options(
         sub,
-        metavar="N|auto",
-        type=options.parse_channel_count,
-        help="memory channels that have PIM; auto: as many as are best for the network, of eighths of all",
+        pim_channels={
+            "metavar": "N|auto",
+            "type": options.parse_count,
+            "help": "memory channels that have PIM; auto: as many as are best for the network, of eighths of "
+            "all",
+        },
+        copy_ahead={
+            "metavar": "N|auto",
+            "type": options.parse_count,
+            "help": "with streamed weights, begin each copy so many kernels before its weight is used: more "
+            "memory, less waiting; auto: what is fastest within --memory-budget",
+        },
     )
     sub.add_fields(GoalOptions)
     sub.add_fields(SearchArguments, "plan")
@@ -111,6 +120,7 @@ def _compile(args: argparse.Namespace, target_system: System, keywords: dict[str
             args.output,
             system=target_system,
             pim_channels=args.pim_channels if args.pim_channels == "auto" else None,
+            copy_ahead=args.copy_ahead if args.copy_ahead == "auto" else None,
             force=args.force,
             progress=progress,
             **keywords,

@@ -28,6 +28,7 @@ from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.report import ExtraReports, GpuPart, Report
 from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
 from pimflow.commands.shared.search_arguments import plan_modes, require_effect
+from pimflow.commands.shared.streaming_report import CopyDistance
 from pimflow.commands.simulate import trace as tracing
 from pimflow.compiler import artifact, build, ir_dump
 from pimflow.compiler.artifact import ArtifactFiles
@@ -67,6 +68,7 @@ class CompileRequest(SearchRequest, CompileOptions):
     """The request of a compilation: that of a search, and what is built and written."""
 
     channel_counts: tuple[ChannelCount, ...] | None
+    copy_distances: tuple[CopyDistance, ...] | None
     out: str | os.PathLike[str] | None
     force: bool
     progress: Progress
@@ -367,6 +369,7 @@ def extra_reports(
         c_part=None if build_set.c_part is None else build_set.c_part.report,
         front=None if placed.front is None else _with_plan_files(request, placed.front),
         channel_counts=request.channel_counts,
+        copy_distances=request.copy_distances,
     )
 
 
@@ -384,6 +387,9 @@ def decoder_part(
         if is_block:
             notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
         if search_result is not None and context is not None:
+            types = {region.geometry.weights for region in search_result.graph.regions if region.geometry}
+            if kind := next(filter(None, types), None):
+                decoder = decoder.with_weights(kind)
             published = PublishedDecode.from_decoder(decoder, search_result.system, block_only=is_block)
             step_ns, plan_ns = published and published.step_ns(context), search_result.evaluation.latency_ns
             if published and step_ns:

@@ -43,6 +43,7 @@ class CompileOptions(CalibrationOptions, InputOptions, group="output"):
     """What is compiled, verified and written; see `pimflow.compile`."""
 
     pim_channels: str | None = None
+    copy_ahead: str | None = None
     tolerance: float | None = option(
         None,
         "--tolerance X",

@@ -51,8 +51,9 @@ def relax_pipeline(
         As `search`; and when the pipeline runs, if the target has no PIM.
     """
     search_request = SearchRequest.from_arguments(system, plan=plan, **keywords)
+    defaults = NetworkOptions()
     for name in _MODULE_OPTIONS:
-        if getattr(search_request.options, name) is not None:
+        if getattr(search_request.options, name) != getattr(defaults, name):
             raise UsageError(f"{name} has no effect: a module has its shapes and caches; leave it out")
 
     @tvm.transform.module_pass(opt_level=0, name="pimflow.relax_pipeline")  # type: ignore[untyped-decorator]

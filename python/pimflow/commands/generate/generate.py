@@ -160,6 +160,9 @@ def generate(
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
     weight_type : str
         Type in which weights of the zoo are stored, quantised once: of `weight_types.WRITTEN_TYPES`.
+    activation_type : str
+        Type to which inputs of products with them are quantised, with a scale for each token: ``fp16`` for
+        none, or ``int8``.
     devices, parallel, link
         How many devices share a shape, and how; see `commands.generate.devices.DeviceGroup`.
     assume_room : bool
@@ -184,7 +187,7 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer, options.weight_type)
+    language = open_language_model(model, options.tokenizer, options.weight_type, options.activation_type)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     stops = language.require_stops(options.stop)
     context = _context(language, max(map(len, prompts)), options.n, options.context)
@@ -524,7 +527,8 @@ def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
     kinds = dict.fromkeys(language.decoder.weight_types.values()) if language.decoder else {}
     if not kinds:
         return None
-    narrow = [kind for kind in kinds if system.pim.takes(kind, system.dtype) and system.timing == STRICT]
+    vectors = (language.decoder and language.decoder.activations) or system.dtype
+    narrow = [kind for kind in kinds if system.pim.takes(kind, vectors) and system.timing == STRICT]
     widened = ", ".join(kind for kind in kinds if kind not in narrow)
     parts = [f"PIM stores {', '.join(narrow)} as they are"] * bool(narrow)
     parts += [f"PIM stores {widened} widened to {system.dtype}, which its multipliers take"] * bool(widened)

@@ -28,7 +28,9 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(GenerateOptions, "n", required=True)
     sub.add_fields(GenerateOptions, "context", "batch", "temperature", "top_k", "top_p", "seed")
     sub.add_fields(GenerateOptions, "stop", action="append")
-    sub.add_fields(GenerateOptions, "chat", "tokenizer", "weight_type", "devices", "parallel", "link")
+    sub.add_fields(
+        GenerateOptions, "chat", "tokenizer", "weight_type", "activation_type", "devices", "parallel", "link"
+    )
     sub.add_fields(GenerateOptions, "assume_room")
     options.system_options(sub)
     options.goal_options(sub)

@@ -175,6 +175,7 @@ def open_language_model(
     model: str | os.PathLike[str] | onnx.ModelProto,
     tokenizer: str | os.PathLike[str] | None = None,
     weight_type: str = "fp16",
+    activation_type: str = "fp16",
 ) -> LanguageModel:
     """Open a language model of the zoo, of an ONNX, PyTorch or GGUF file, or of a folder of Hugging Face's.
 
@@ -184,6 +185,8 @@ def open_language_model(
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
     weight_type : str
         Type in which weights of the zoo are stored, of `weight_types.WRITTEN_TYPES`.
+    activation_type : str
+        ``fp16``, or ``int8``, to which inputs of products are quantised.
 
     Raises
     ------
@@ -195,7 +198,7 @@ def open_language_model(
     ModelError
         If the file cannot be read, or has no cache.
     """
-    language = _open_model(model, weight_type)
+    language = _open_model(model, weight_type, activation_type)
     if tokenizer is not None:
         return _with_tokenizer(language, Path(tokenizer), required=True)
     is_file = not isinstance(model, onnx.ModelProto) and Path(model).suffix in (".onnx", ".pt2")
@@ -220,9 +223,12 @@ def _with_tokenizer(language: LanguageModel, path: Path, *, required: bool = Fal
     )
 
 
-def _open_model(model: str | os.PathLike[str] | onnx.ModelProto, weight_type: str) -> LanguageModel:
-    if weight_type != "fp16" and not (isinstance(model, str) and model in zoo.all_names()):
-        raise UsageError(f"--weight-type {weight_type}: a file keeps its own types of weights; leave it out")
+def _open_model(
+    model: str | os.PathLike[str] | onnx.ModelProto, weight_type: str, activation_type: str
+) -> LanguageModel:
+    for flag, kind in (("--weight-type", weight_type), ("--activation-type", activation_type)):
+        if kind != "fp16" and not (isinstance(model, str) and model in zoo.all_names()):
+            raise UsageError(f"{flag} {kind}: a file keeps its own types of weights; leave it out")
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
         return _from_exported(onnx_decoder.open_decoder(model))
     if Path(model).suffix == ".pt2":
@@ -231,7 +237,8 @@ def _open_model(model: str | os.PathLike[str] | onnx.ModelProto, weight_type: st
         return _from_file(Path(model))
     if isinstance(model, str) and model in zoo.decoder_names():
         decoder = zoo.decoder(model)
-        return _from_zoo(decoder if weight_type == "fp16" else decoder.with_weights(weight_type))
+        decoder = decoder if weight_type == "fp16" else decoder.with_weights(weight_type)
+        return _from_zoo(decoder if activation_type == "fp16" else decoder.with_activations(activation_type))
     if isinstance(model, str) and model in zoo.names():
         decoders = ", ".join(zoo.decoder_names())
         raise UsageError(f"'{model}' is no language model; those of the zoo are {decoders}")
@@ -262,6 +269,7 @@ def _from_zoo(decoder: Decoder) -> LanguageModel:
     tokenizer = ByteTokens() if decoder.text == "bytes" else None
     source = "trained" if decoder.trained else "drawn"
     types = ", ".join(dict.fromkeys(decoder.weight_types.values()))
+    types += f" times {decoder.activations}" if decoder.activations else ""
     return _from_decoder(decoder, tokenizer, f"{source}, {types}" if types else source)
 
 

@@ -34,6 +34,13 @@ class WeightOptions(OptionSet, group="network"):
         "{choices}; a file has types of its own",
         choices=WRITTEN_TYPES,
     )
+    activation_type: str = option(
+        "fp16",
+        "--activation-type TYPE",
+        "type to which inputs of products with such weights are quantised, with a scale for each token: "
+        "{choices}; int8 with weights of int8 is W8A8, of int4 W4A8",
+        choices=("fp16", "int8"),
+    )
 
 
 @check_keywords

@@ -29,7 +29,7 @@ class ReadTimes:
 def cache_times(elements: float, uses: float, kernels: int, system: System) -> ReadTimes:
     """The times for `elements` of caches, each multiplied `uses` times, in so many kernels of the GPU."""
     return ReadTimes(
-        pim_ns=_pim_read_ns(elements, uses, None, system),
+        pim_ns=_pim_read_ns(elements, uses, (None, None), system),
         gpu_ns=_gpu_read_ns(elements * ELEMENT_BYTES[system.dtype], kernels, system),
     )
 
@@ -39,18 +39,20 @@ def weight_times(graph: RegionGraph, uses: float, system: System) -> list[ReadTi
     geometries = [region.geometry for region in graph.regions if region.geometry]
     return [
         ReadTimes(
-            pim_ns=_pim_read_ns(g.oc * g.reduction, uses, g.weights, system),
+            pim_ns=_pim_read_ns(g.oc * g.reduction, uses, (g.weights, g.activations), system),
             gpu_ns=_gpu_read_ns(g.filter_bytes(system.dtype), 1, system),
         )
         for g in geometries
     ]
 
 
-def _pim_read_ns(elements: float, uses: float, weights: str | None, system: System) -> float:
-    """The least time of programs that multiply so many elements of a type; 0 without PIM."""
-    pim = system.pim.with_weights(weights, system.dtype)
-    channels = system.pim_channels
-    return min_read_ns(elements, uses, pim, system.dtype, channels) if channels else 0.0
+def _pim_read_ns(elements: float, uses: float, types: tuple[str | None, str | None], system: System) -> float:
+    """The least time of programs that multiply so many elements, by types of both operands; 0 without PIM."""
+    weights, activations = types
+    pim = system.pim.with_weights(weights, activations or system.dtype)
+    operand = pim.operand(pim.weights, pim.activations)
+    dtype, channels = operand.container if operand else system.dtype, system.pim_channels
+    return min_read_ns(elements, uses, pim, dtype, channels) if channels else 0.0
 
 
 def _gpu_read_ns(read_bytes: float, kernels: int, system: System) -> float:

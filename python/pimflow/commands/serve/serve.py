@@ -88,7 +88,8 @@ def serve_sim(
     """
     names = field_names(ServeOptions)
     options = ServeOptions(**{name: keywords.pop(name) for name in names if name in keywords}).validate()
-    language = open_language_model(model, weight_type=options.weight_type)
+    types = {name: getattr(options, name) for name in ("weight_type", "activation_type")}
+    language = open_language_model(model, **types)
     decoder = language.decoder
     if decoder is None:
         raise UsageError(

@@ -62,6 +62,9 @@ ARGUMENT_CHECKS = {
     "pim_channels": _value_check(
         "'auto', or None: the system says how many", lambda value: value in (None, "auto")
     ),
+    "copy_ahead": _value_check(
+        "'auto', or None: the system says how many kernels", lambda value: value in (None, "auto")
+    ),
     "target": type_check("the name of a target, such as 'llvm+pim'", str, _NONE),
     "conventions": _value_check(
         "'all', 'none' or names such as 'pim-launch=0'",

@@ -18,6 +18,7 @@ from pimflow.core.options import OptionSet, option, require_type, split_keywords
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
 from pimflow.host.array_files import read_array
+from pimflow.weight_types import WRITTEN_TYPES
 
 if TYPE_CHECKING:
     from pimflow.decomposition.calibration import Data
@@ -181,6 +182,9 @@ class NetworkOptions(ShapeOptions, ValueOptions):
     states : mapping of str to str, optional
         With a context: inputs that are caches, and the outputs that are their next content, where names and
         shapes do not identify.
+    weight_type : str
+        Of a language model of the zoo: the type in which its weights are stored, quantised once; of
+        `weight_types.WRITTEN_TYPES`.
     decompose : Request, optional
         Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` only those that a search for the same
         goal finds cheaper as chains. A text is parsed by `decomposition.request.Request.parse`.
@@ -216,6 +220,13 @@ class NetworkOptions(ShapeOptions, ValueOptions):
         parse=_parse_state,
         is_mapping=True,
         check=_check_states,
+    )
+    weight_type: str = option(
+        "fp16",
+        "--weight-type TYPE",
+        "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
+        "{choices}",
+        choices=WRITTEN_TYPES,
     )
     decompose: DecompositionRequest | str | None = option(
         None,

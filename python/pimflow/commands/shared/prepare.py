@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pimflow import frontend
+from pimflow import frontend, zoo
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
@@ -25,6 +25,7 @@ from pimflow.decomposition import activations, choice, skips
 from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, decompose
 from pimflow.decomposition.skips import SkipOptimisation
+from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System, system
@@ -33,8 +34,11 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
 from pimflow.relay_passes.flat import roles
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
+from pimflow.zoo.language import graph
 
 if TYPE_CHECKING:
+    import onnx
+
     from pimflow.frontend import Model
 
 Progress = Callable[[str], None]
@@ -108,9 +112,21 @@ class PreparedNetwork:
 
 def load(model: Model, options: NetworkOptions) -> Network:
     """Load the network of a model with the values, shapes and caches of `options`; see `frontend.load`."""
+    if options.weight_type != "fp16":
+        model = _with_weight_type(model, options)
     if options.values:
         model = frontend.with_values(model, options.values)
     return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
+
+
+def _with_weight_type(model: Model, options: NetworkOptions) -> onnx.ModelProto:
+    """The graph of a language model of the zoo with narrow weights; raises `UsageError` for other models."""
+    if not (isinstance(model, str) and model in zoo.decoder_names()):
+        raise UsageError(
+            f"--weight-type {options.weight_type}: only language models of the zoo are quantised, and a file "
+            "keeps its own types of weights; leave it out"
+        )
+    return graph.zoo_graph(zoo.decoder(model).with_weights(options.weight_type), options.context)
 
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:

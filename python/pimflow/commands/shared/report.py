@@ -13,6 +13,7 @@ from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.layer_details import CandidateReport, LayerSize, ProgramReport
 from pimflow.commands.shared.memory_report import MemoryReport
 from pimflow.commands.shared.plan_report import ConventionsReport, PlanReport
+from pimflow.commands.shared.streaming_report import CopyDistance
 from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
@@ -169,6 +170,8 @@ class ExtraReports:
         The Pareto front of plans.
     channel_counts : tuple of ChannelCount, optional
         Figures for each number of PIM channels.
+    copy_distances : tuple of CopyDistance, optional
+        Figures for each distance of copies of weights.
     part : str, optional
         Of a decoder, of which part of it figures are, and what its cache takes.
     """
@@ -180,6 +183,7 @@ class ExtraReports:
     c_part: CReport | None = None
     front: tuple[ParetoPoint, ...] | None = field(default=None, metadata=OMITTED)
     channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
+    copy_distances: tuple[CopyDistance, ...] | None = field(default=None, metadata=OMITTED)
     part: str | None = field(default=None, metadata=OMITTED)
 
 

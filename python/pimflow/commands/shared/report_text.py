@@ -9,6 +9,7 @@ from pimflow.commands.shared import channel_report, front
 from pimflow.commands.shared.memory_report import PoolReport
 from pimflow.commands.shared.plan_report import MIXTURE
 from pimflow.commands.shared.report import GpuPart, OrderReport, RegionReport, Report, SystemReport
+from pimflow.commands.shared.streaming_report import distances_text
 from pimflow.core.output_error import error_text
 from pimflow.core.rewrite import MODES
 from pimflow.decomposition.report import agreement_text, decomposition_text, skips_text
@@ -149,6 +150,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         lines.append(extras.c_part.text())
     if extras.channel_counts:
         lines.append(channel_report.text(extras.channel_counts))
+    if extras.copy_distances:
+        lines.append(distances_text(extras.copy_distances))
     if extras.front:
         lines += front.text(extras.front)
     if report.gpu_part.target != "llvm+pim":

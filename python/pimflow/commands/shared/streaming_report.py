@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pimflow.hardware import System
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.solvers.weight_copies import StreamedInference
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyDistance:
+    """The best plan whose weights are copied so many kernels before they are used.
+
+    Attributes
+    ----------
+    latency_ns : float or None
+        With copies; None if no plan is within the bounds.
+    pool_bytes : int or None
+        Of the pool that is built, weights included while they lie there.
+    """
+
+    copy_ahead: int
+    latency_ns: float | None
+    pool_bytes: int | None
+    chosen: bool = False
+
+
+def distances_text(rows: Sequence[CopyDistance]) -> str:
+    """Latency and pool for each distance, in a line."""
+    parts = []
+    for row in rows:
+        figures = "none"
+        if row.latency_ns is not None and row.pool_bytes is not None:
+            figures = f"{row.latency_ns / 1e6:.4f} ms in {row.pool_bytes / 1e6:.3f} MB"
+        parts.append(f"{row.copy_ahead}: {figures}{' (chosen)' * row.chosen}")
+    return f"copies    kernels ahead, {', '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,8 @@ class BestPoints:
             figures = (
                 f"{row['latency_ns'] / 1e6:.4f} ms ({row['speedup']:.3f}x), {row['energy_pj'] / 1e9:.2f} mJ"
             )
-            lines.append(f"{row['model']}  {' '.join(parts)}  {figures}")
+            report = f"  {row['report']}" if row.get("report") else ""
+            lines.append(f"{row['model']}  {' '.join(parts)}  {figures}{report}")
         return "\n".join(lines)
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -24,9 +20,7 @@ from pimflow.commands.shared.search_arguments import (
     require_effect,
 )
 from pimflow.commands.sweep.options import MAX_POINTS
-from pimflow.commands.sweep.sweep_chart import design_space
-from pimflow.commands.sweep.sweep_page import render_sweep
-from pimflow.commands.sweep.sweep_rows import ROWS, SweepFigures, SweepRow
+from pimflow.commands.sweep.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.options import require_type
@@ -36,8 +30,6 @@ from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.hardware.device_rules import rule_faults
 from pimflow.hardware.settings import Setting, Value
-from pimflow.host import pictures
-from pimflow.host.directories import DirectoryKind, Seals, check_target, new_directory
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
@@ -165,7 +157,7 @@ def sweep(
     base, profiling = as_system(system), arguments.profiling
     parsed = _settings(settings)
     _check_point_count(models, parsed, points)
-    systems = [(values, _system(base, parsed, values)) for values in _combinations(parsed)]
+    systems = [(values, point_system(base, parsed, values)) for values in _combinations(parsed)]
     for _, system in systems:
         profiling.require(system, arguments.goal.modes)
     searches = [point for model in models for point in _model_points(model, systems, arguments)]
@@ -236,7 +228,14 @@ def _combinations(settings: Sequence[Setting]) -> Iterator[tuple[tuple[str, Valu
         yield tuple(zip(names, values))
 
 
-def _system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, Value], ...]) -> System:
+def point_system(base: System, settings: Sequence[Setting], values: tuple[tuple[str, Value], ...]) -> System:
+    """The system of a point: `base` with `values`, by name in the order of `settings`.
+
+    Raises
+    ------
+    UsageError
+        If that is no valid system.
+    """
     # Devices first: settings of a device's fields apply to the device that is set.
     pairs = sorted(zip(settings, values), key=lambda pair: pair[0].field not in ("gpu", "pim"))
     for setting, (_, value) in pairs:
@@ -254,52 +253,6 @@ def with_pareto(rows: Sequence[SweepRow]) -> list[SweepRow]:
         replace(row, pareto=bool(row.figures) and not any(rival.dominates(row) for rival in rows))
         for row in rows
     ]
-
-
-def check_output(directory: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise `ArtifactError` if `write` would fail there; call it before a sweep that takes hours."""
-    check_target(directory, KIND, force=force)
-
-
-def write(directory: str | os.PathLike[str], rows: Sequence[SweepRow], *, force: bool = False) -> None:
-    """Write ``sweep.csv``, ``sweep.json``, ``sweep.html`` and, if it can be drawn, ``sweep.svg``.
-
-    Raises
-    ------
-    ArtifactError
-        If they cannot be written, or the directory has other files; with `force` these stay.
-    """
-    written = [row.to_json() for row in rows]
-    picture = design_space(rows)
-    with new_directory(directory, KIND, force=force) as folder:
-        (folder / TABLE).write_bytes(_csv(written))
-        (folder / "sweep.html").write_bytes(render_sweep(rows))
-        if pictures.can_render_images():
-            (folder / "sweep.svg").write_bytes(pictures.render(picture, ".svg", "design space"))
-        (folder / ROWS).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-
-
-def _csv(rows: Sequence[Mapping[str, Json]]) -> bytes:
-    table = io.StringIO()
-    writer = csv.DictWriter(table, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return table.getvalue().encode()
-
-
-def _seals(directory: Path) -> Seals:
-    """The files of a sweep and their digests; that of the table follows from ``sweep.json``."""
-    try:
-        rows = json.loads((directory / ROWS).read_text(encoding="utf-8"))
-        if not all({"model", "error", "pareto"} <= row.keys() for row in rows):
-            return {}
-        digest = hashlib.sha256(_csv(rows)).hexdigest()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
-    return {ROWS: None, TABLE: digest, "sweep.html": None, "sweep.svg": None}
-
-
-KIND = DirectoryKind(name="a sweep", mark=ROWS, seals=_seals)
 
 
 def text(rows: Sequence[SweepRow]) -> str:

@@ -70,11 +70,16 @@ def _columns(rows: Sequence[SweepRow]) -> list[dict[str, object]]:
         column("latency, ms", "latency", digits=4),
         column("speed-up", "speedup", digits=3),
         column("energy, mJ", "energy", digits=2),
+        *([column("report", "report", link=True)] if any(row.report for row in rows) else []),
     ]
 
 
 def _cells(row: SweepRow) -> dict[str, object]:
-    cells: dict[str, object] = {"model": row.model, "front": "yes" if row.pareto else ""}
+    cells: dict[str, object] = {
+        "model": row.model,
+        "front": "yes" if row.pareto else "",
+        "report": row.report,
+    }
     cells |= {f"set_{place}": str(value) for place, value in enumerate(row.settings.values())}
     if row.figures:
         cells |= {

@@ -84,6 +84,8 @@ class SweepRow:
         None if there is no plan; `error` is the reason.
     pareto : bool
         Whether no other row of the network under the same conventions dominates it in latency and energy.
+    report : str
+        Path of its report in the directory of the sweep, if it was compiled.
     """
 
     model: str
@@ -91,6 +93,7 @@ class SweepRow:
     figures: SweepFigures | None
     error: str
     pareto: bool = False
+    report: str = ""
 
     @property
     def convention(self) -> dict[str, Value]:
@@ -111,4 +114,5 @@ class SweepRow:
         """A row of the table: settings and figures by name; figures are empty without a plan."""
         figures = fields_form(self.figures) if self.figures else dict.fromkeys(field_names(SweepFigures), "")
         settings = {name: json_form(value) for name, value in self.settings.items()}
-        return {"model": self.model, **settings, **figures, "error": self.error, "pareto": self.pareto}
+        ends: dict[str, Json] = {"error": self.error, "pareto": self.pareto, "report": self.report}
+        return {"model": self.model, **settings, **figures, **ends}

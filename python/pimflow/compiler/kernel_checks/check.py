@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tvm import ir, tirx
 
 from pimflow.compiler.build import apply_search_result
-from pimflow.compiler.kernel_checks.access_log import Report
+from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
 from pimflow.compiler.kernel_checks.findings import Fault, Finding
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, network_kernels
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
@@ -181,6 +181,17 @@ def used_regions(kernel: ScheduledKernel, seed: int = 0) -> tuple[tuple[int, int
     written = execution.written_bytes() if execution is not None else np.zeros(0, bool)
     regions = ((begin, np.flatnonzero(written[begin:end])) for begin, end in kernel.regions_bytes)
     return tuple((begin, begin + int(used[-1]) + 1) for begin, used in regions if used.size)
+
+
+def run_borders(kernel: ScheduledKernel, make_log: Callable[..., AccessLog]) -> None:
+    """Run blocks at borders of a kernel, with logs of accesses that another judges."""
+
+    def choose_blocks(launch: KernelLaunch, _: int) -> npt.NDArray[np.int64]:
+        """Some blocks at borders."""
+        return np.array(launch.borders[:SHARED_BLOCKS], np.int64)
+
+    arrays = _draw_arrays(kernel, _results(kernel.lowered), 0)
+    KernelExecution(kernel.lowered, arrays, choose_blocks, lambda *_: None, make_log=make_log).run()
 
 
 def _separate_execution(

@@ -13,23 +13,18 @@ from tvm import relax, tirx
 
 from pimflow.compiler.kernel_checks.launch import nodes
 from pimflow.compiler.phases import kernel_phases
+from pimflow.core.blocks import KernelLimits
 from pimflow.fusion.kernels.tile_groups import REGIONS, TileGroups
 from pimflow.hardware import System
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.flat import main_bindings, operator, substitute
 from pimflow.relay_passes.kernels.outline_groups import LAYERS
 from pimflow.relay_passes.regions.kernel_groups import OPAQUE
-from pimflow.relay_passes.schedules import keep_registers
 from pimflow.relay_passes.schedules.keep_barriers import TILES
+from pimflow.relay_passes.schedules.launch_limits import with_limits
+from pimflow.relay_passes.schedules.lower_kernels import lower_kernels
 from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
-# What divides a function into host and device code, and stores types that need no storage here.
-_NOT_RUN = (
-    "tirx.SplitHostDevice",
-    "tirx.MakePackedAPI",
-    "tirx.FP8StorageLegalize",
-    "tirx.BF16StorageLegalize",
-)
 # What lets buffers share memory.
 _SHARING = ("tirx.StorageRewrite", "s_tir.MergeSharedMemoryAllocations")
 
@@ -79,7 +74,7 @@ class PlainKernels:
     module : IRModule
         Functions of loops; fused groups have their schedule already.
     target : Target
-    multiprocessors : int
+    limits : KernelLimits
         Those of the GPU that kernels are scheduled for.
     groups : mapping of str to Function
         By fused group, the layers that it computes.
@@ -93,7 +88,7 @@ class PlainKernels:
 
     module: tvm.IRModule
     target: tvm.target.Target
-    multiprocessors: int
+    limits: KernelLimits
     groups: Mapping[str, relax.Function] = field(default_factory=dict)
     operators: Mapping[str, relax.Function] = field(default_factory=dict)
     with_gaps: Mapping[str, tirx.PrimFunc] = field(default_factory=dict)
@@ -102,8 +97,9 @@ class PlainKernels:
     @classmethod
     def from_network(cls, module: tvm.IRModule, system: System, target: str = "cuda+pim") -> PlainKernels:
         """From a module to which a plan was applied, or any canonical module."""
-        resolved, multiplies = target_by_name(target), system.gpu.has_tensor_cores(system.dtype)
-        phases = kernel_phases(resolved, system.dtype, views=system.uses_views, tensor_cores=multiplies)
+        limits = system.gpu.kernel_limits(system.dtype)
+        resolved = with_limits(target_by_name(target), limits)
+        phases = kernel_phases(resolved, system.dtype, views=system.uses_views, limits=limits)
         groups: dict[str, relax.Function] = {}
         opaque_calls: dict[str, relax.Call] = {}  # by the variable of its result
         with resolved:
@@ -114,12 +110,12 @@ class PlainKernels:
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
-            tile = TileGroups(system.dtype, True, tensor_cores=multiplies, with_gaps=True)
+            tile = TileGroups(system.dtype, True, limits=limits, with_gaps=True)
             apart = tvm.transform.Sequential([tile])(grouped) if groups else tvm.IRModule()
         return cls(
             module=module,
             target=resolved,
-            multiprocessors=system.gpu.sms,
+            limits=limits,
             groups=groups,
             operators=_operators(module, opaque_calls),
             with_gaps={_symbol(func): func for func in _tiled_functions(apart, tirx.PrimFunc).values()},
@@ -136,7 +132,7 @@ class PlainKernels:
         """All kernels with blocks and threads, or `functions` of them."""
         with self.target:
             module = tvm.IRModule(self.functions() if functions is None else functions)
-            return tvm.transform.Sequential([ScheduleGpu(self.multiprocessors)])(module)
+            return tvm.transform.Sequential([ScheduleGpu(self.limits)])(module)
 
     def schedule(self, names: Container[str] | None = None) -> list[ScheduledKernel]:
         """Schedule and lower all kernels, or those called `names`."""
@@ -168,25 +164,6 @@ class PlainKernels:
 def network_kernels(module: tvm.IRModule, system: System) -> list[ScheduledKernel]:
     """The CUDA kernels of a module to which a plan was applied, or of any canonical module."""
     return PlainKernels.from_network(module, system).schedule()
-
-
-def lower_kernels(
-    module: tvm.IRModule, target: tvm.target.Target, disabled: tuple[str, ...] = ()
-) -> tvm.IRModule:
-    """The scheduled functions of a module as they are emitted, not yet divided into host and device code.
-
-    Parameters
-    ----------
-    disabled : tuple of str
-        Further passes of the pipeline that are left out.
-    """
-    named = relax.transform.AttachGlobalSymbol()(module)
-    functions = {gv: f for gv, f in named.functions_items() if isinstance(f, tirx.PrimFunc)}
-    host = tvm.target.Target("llvm")
-    bound = tirx.transform.BindTarget(target.with_host(host))(tvm.IRModule(functions))
-    pipeline, _, _ = tirx.get_tir_pipeline(keep_registers.PIPELINE)
-    with tvm.transform.PassContext(disabled_pass=[*_NOT_RUN, *disabled]), target:
-        return tirx.transform.LowerIntrin()(pipeline(bound))
 
 
 def _has_shared_memory(func: tirx.PrimFunc) -> bool:

@@ -51,6 +51,8 @@ class KernelExecution(FragmentCalls):
         Begin and end of the parts of shared memory that may be accessed; empty if that is all.
     batch : int
         Threads that run at once.
+    make_log : callable
+        Makes the logs of memories; another than `AccessLog` judges by itself.
     """
 
     func: tirx.PrimFunc
@@ -60,6 +62,7 @@ class KernelExecution(FragmentCalls):
     addresses_only: bool = False
     regions_bytes: Sequence[tuple[int, int]] = ()
     batch: int = 1 << 16
+    make_log: Callable[..., AccessLog] = AccessLog
     logs: dict[ir.Var, list[AccessLog]] = field(default_factory=dict)  # by memory, of launches that write it
     _memories: dict[ir.Var, Memory] = field(default_factory=dict)
     _views: dict[ir.Var, View] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class KernelExecution(FragmentCalls):
             if memory.scope == "global":
                 memory.log = None
             if memory.scope == "global" and variable in written:
-                memory.log = AccessLog(
+                memory.log = self.make_log(
                     memory.name, memory.data.size, False, self.report, self._has_warp_barriers
                 )
                 self.logs.setdefault(variable, []).append(memory.log)
@@ -219,7 +222,7 @@ class KernelExecution(FragmentCalls):
                 data = np.full(
                     (len(lanes.blocks), -(-size_bytes // 16) * 16), 0xFF, np.uint8
                 )  # NaN as a float
-                log = AccessLog(name, data.size // unit, True, self.report, self._has_warp_barriers)
+                log = self.make_log(name, data.size // unit, True, self.report, self._has_warp_barriers)
                 self._memories[buffer] = Memory(name, "shared", data, size_bytes, log, unit, gaps)
             elif scope.startswith("wmma"):
                 warps = lanes.count // WARP

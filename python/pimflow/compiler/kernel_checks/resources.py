@@ -87,7 +87,9 @@ def launch_resources(
         If no CUDA compiler is found.
     """
     source = _source(plain)
-    launches = {name: launch for kernel in plain.schedule() for name, launch in _launches(kernel).items()}
+    launches = {
+        name: launch for kernel in plain.schedule() for name, launch in named_launches(kernel).items()
+    }
     resources = []
     for architecture in architectures:
         for name, kernel in compiled_kernels(cubin(source, architecture)).items():
@@ -108,7 +110,7 @@ def _source(plain: PlainKernels) -> str:
     return cuda_source(lambda: tvm.compile(named, plain.target, tir_pipeline=keep_registers.PIPELINE))
 
 
-def _launches(kernel: ScheduledKernel) -> dict[str, tuple[KernelLaunch, int]]:
+def named_launches(kernel: ScheduledKernel) -> dict[str, tuple[KernelLaunch, int]]:
     """By name in CUDA, the launches of a kernel and their shared memory in bytes."""
     launches: dict[str, tuple[KernelLaunch, int]] = {}
     for index, stmt in enumerate(launch_statements(kernel.lowered.body)):

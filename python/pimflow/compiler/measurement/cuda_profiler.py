@@ -23,7 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
-from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost
+from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost, require_wide_weights
 
 Tensors = list[tvm.runtime.Tensor]
 L2_STATES = ("cold", "warm")
@@ -134,8 +134,10 @@ class CudaProfiler:
         Raises
         ------
         UsageError
-            If `gpu` does not describe the device: measured and modelled values would be of different cards.
+            If `gpu` does not describe the device: measured and modelled values would be of different cards;
+            or for kernels with narrow weights.
         """
+        require_wide_weights(requests, "cuda")
         times = self.measure([request.kernel for request in requests], gpu, dtype)
         return [self._cost(r, measured, gpu, dtype) for r, measured in zip(requests, times, strict=True)]
 
@@ -201,7 +203,7 @@ class CudaProfiler:
         functions = {}
         for kernel in kernels:
             with self._record_failure(kernel):
-                functions[kernel] = primitive(kernel, dtype, self.target, gpu.sms)
+                functions[kernel] = primitive(kernel, dtype, self.target, gpu.kernel_limits(dtype))
         for kernel, (module, symbol) in self._compile(functions).items():
             with self._record_failure(kernel):
                 yield kernel, self._time(module, symbol, functions[kernel], gpu)
@@ -236,7 +238,7 @@ class CudaProfiler:
         self, module: tvm.runtime.Module, symbol: str, function: tirx.PrimFunc, gpu: GpuSpec
     ) -> KernelMeasurement:
         if self._empty is None:
-            empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.sms)
+            empty = primitive(EMPTY_KERNEL, "fp32", self.target, gpu.kernel_limits("fp32"))
             empty_module = compile_primitives({"empty": empty}, self.target)
             tensors = arguments(empty, self._device)
             queued_ns = self._median_ns(empty_module, "empty", tensors, number=100)

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from pimflow.compiler import phases
+from pimflow.core.blocks import KernelLimits
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
@@ -27,7 +28,7 @@ def is_gpu(target: tvm.target.Target) -> bool:
     return "gpu" in list(target.keys)
 
 
-def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiprocessors: int) -> tirx.PrimFunc:
+def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, limits: KernelLimits) -> tirx.PrimFunc:
     """Lower and schedule `kernel` as the pipeline does.
 
     A convolution or FC is followed by a bias, the residuals that it is charged for, and a ReLU. Other
@@ -39,8 +40,8 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
     ----------
     dtype : str
         ``fp16`` or ``fp32``.
-    multiprocessors : int
-        Number of multiprocessors of the GPU, on which the choice of tiles depends.
+    limits : KernelLimits
+        Those of the GPU, on which the choice of tiles depends.
 
     Returns
     -------
@@ -60,7 +61,7 @@ def primitive(kernel: Kernel, dtype: str, target: tvm.target.Target, multiproces
             )
         func = func.with_attr("global_symbol", NAME)
         mod = tvm.IRModule({NAME: func})
-        phases_after = [ScheduleGpu(multiprocessors)] if is_gpu(target) else []
+        phases_after = [ScheduleGpu(limits)] if is_gpu(target) else []
         return tvm.transform.Sequential(phases_after)(mod)[NAME]
 
 

@@ -69,6 +69,7 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
     supported = {*operators} & {"bias", "add"}
     if (
         not region.epilogue.operators
+        or (region.geometry is not None and region.geometry.activations)  # sums are of integers
         or sorted(operators) != sorted(supported)
         or ("add" in supported and not _has_residual(region))
     ):

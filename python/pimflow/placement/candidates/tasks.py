@@ -130,7 +130,8 @@ class TaskBuilder:
             readres_bursts=run.readres_bursts,
             banks=run.banks,
         )
-        energy = pim_energy_pj(counts, system.pim.with_weights(run.weights, system.dtype), system.dtype)
+        pim = system.pim.with_weights(run.weights, run.activations or system.dtype)
+        energy = pim_energy_pj(counts, pim, system.dtype)
         task = Task(
             label=f"{name} (PIM)",
             resource="pim",

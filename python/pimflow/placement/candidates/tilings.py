@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pimflow import fusion
-from pimflow.core.blocks import BLOCK_SHARED_BYTES
+from pimflow.core.blocks import WARP_THREADS
 from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.fusion import Group, GroupTiling, GrowingGroup, Layer
 from pimflow.fusion.channels import SUM_BYTES, channels_on_chip, single_run
+from pimflow.fusion.fragments import WARPS
 from pimflow.fusion.group import GPU_LANES
 from pimflow.fusion.growing import MAX_LAYERS
 from pimflow.hardware import System
@@ -71,8 +72,9 @@ class TilingSearch:
 
     @property
     def capacity_bytes(self) -> int:
-        """Shared memory of a block."""
-        return min(BLOCK_SHARED_BYTES, self.system.gpu.shared_memory_bytes)
+        """Shared memory of a block; none if a block has fewer threads than these kernels."""
+        limits = self.system.gpu.kernel_limits(self.system.dtype)
+        return limits.shared_bytes if limits.threads >= WARP_THREADS * WARPS else 0
 
     def best(self, channels: int) -> tuple[TiledGroup, ...]:
         """Groups that are faster as one kernel than region by region, with `channels` memory channels.

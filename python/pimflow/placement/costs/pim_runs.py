@@ -63,6 +63,8 @@ class PimCost:
         Time of the refreshes served before the program (`TimingResult.refreshes_ahead`).
     weights : str, optional
         Type of its weights in the banks, if it is not the network's.
+    activations : str
+        Type of its vectors; empty for that of the network.
     """
 
     rows: int
@@ -76,6 +78,7 @@ class PimCost:
     write_bursts: int = 0
     ahead_ns: float = 0.0
     weights: str | None = None
+    activations: str = ""
 
     @property
     def traffic_bursts(self) -> int:
@@ -100,6 +103,7 @@ class PimCost:
             write_bursts=sum(timing.channel_write_bursts),
             ahead_ns=ahead_ns,
             weights=program.geometry.weights,
+            activations=program.activations,
         )
 
     @classmethod
@@ -160,12 +164,19 @@ class PimTarget:
 
     def device(self, geometry: ConvGeometry) -> PimSpec:
         """The device as it is for the weights of a layer; only the strict timing knows narrow ones."""
-        narrow = self.profiler.name == STRICT
-        return self.pim.with_weights(geometry.weights, self.dtype) if narrow else self.pim
+        if self.profiler.name != STRICT:
+            return self.pim
+        return self.pim.with_weights(geometry.weights, geometry.activations or self.dtype)
+
+    def program_dtype(self, geometry: ConvGeometry) -> str:
+        """Storage type of a layer's programs: that of its operands, where they are not the network's."""
+        device = self.device(geometry)
+        operand = device.operand(device.weights, device.activations)
+        return operand.container if operand else self.dtype
 
     def schedules(self, geometry: ConvGeometry) -> list[LoopOrder]:
         """All loop orders of the level for `geometry`."""
-        return schedules(geometry, self.device(geometry), self.dtype, self.level)
+        return schedules(geometry, self.device(geometry), self.program_dtype(geometry), self.level)
 
     def parse_schedule(self, schedule: str, geometry: ConvGeometry, region: str) -> LoopOrder:
         """The one of `schedules` that a plan calls `schedule`; raises `PlanError`, with the most similar."""
@@ -184,7 +195,8 @@ class PimTarget:
         """The program of `request`, whose rows count from the first that tables of the device leave."""
         request = replace(request, row_begin=self.pim.row_base + request.row_begin)
         device = self.device(request.geometry)
-        return lower(request, device, dtype=self.dtype, channels=self.channels, limits=limits)
+        dtype = self.program_dtype(request.geometry)
+        return lower(request, device, dtype=dtype, channels=self.channels, limits=limits)
 
     def run(self, request: ProgramRequest, limits: LoweringLimits = NO_LIMITS) -> PimRun:
         """A program with its timing."""

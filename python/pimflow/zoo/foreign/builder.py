@@ -21,6 +21,11 @@ class NodeBuilder:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
+    @property
+    def first_name(self) -> str:
+        """The name of the first node."""
+        return f"{self.prefix}.0"
+
     def emit(self, op: str, operands: Sequence[str], domain: str = "", **attrs: Any) -> str:
         """Add a node of one result; returns the name of the result, which is that of the node too."""
         return self.emit_tuple(op, operands, 1, domain, **attrs)[0]
@@ -29,7 +34,7 @@ class NodeBuilder:
         self, op: str, operands: Sequence[str], results: int, domain: str = "", **attrs: Any
     ) -> list[str]:
         """Add a node of several results; returns their names."""
-        name = f"{self.prefix}.{len(self.nodes)}"
+        name = f"{self.prefix}.{len(self.nodes)}" if self.nodes else self.first_name
         names = [name] if results == 1 else [f"{name}.result{index}" for index in range(results)]
         self.nodes.append(helper.make_node(op, operands, names, name, domain=domain, **attrs))
         return names

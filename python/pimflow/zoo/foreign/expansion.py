@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pimflow.errors import ModelError, UnsupportedOpError
-from pimflow.zoo.foreign import quantized, tabular, transformer
+from pimflow.zoo.foreign import quantized, renamed, tabular, transformer, trees
 from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 
 MICROSOFT = transformer.MICROSOFT
@@ -21,15 +21,28 @@ _POOL = ("kernel_shape", "strides", "pads", "auto_pad", "ceil_mode", "count_incl
 EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     (MICROSOFT, "Attention"): transformer.attention,
     (MICROSOFT, "BiasGelu"): transformer.gelu,
+    (MICROSOFT, "CDist"): renamed.c_dist,
+    (MICROSOFT, "ConvTransposeWithDynamicPads"): renamed.conv_transpose_with_dynamic_pads,
     (MICROSOFT, "EmbedLayerNormalization"): transformer.embed_layer_normalization,
+    (MICROSOFT, "ExpandDims"): renamed.expand_dims,
     (MICROSOFT, "FastGelu"): transformer.fast_gelu,
     (MICROSOFT, "FusedConv"): transformer.fused_conv,
     (MICROSOFT, "FusedGemm"): transformer.fused_gemm,
     (MICROSOFT, "FusedMatMul"): transformer.fused_mat_mul,
+    (MICROSOFT, "GatherBlockQuantized"): quantized.gather_block_quantized,
+    (MICROSOFT, "GatherND"): renamed.renamed("GatherND"),
     (MICROSOFT, "Gelu"): transformer.gelu,
+    (MICROSOFT, "GridSample"): renamed.grid_sample,
+    (MICROSOFT, "MatMulBnb4"): quantized.mat_mul_bnb4,
+    (MICROSOFT, "MatMulInteger16"): renamed.mat_mul_integer16,
+    (MICROSOFT, "NhwcMaxPool"): renamed.nhwc_max_pool,
+    (MICROSOFT, "Pad"): renamed.renamed("Pad"),
+    (MICROSOFT, "QEmbedLayerNormalization"): transformer.q_embed_layer_normalization,
     (MICROSOFT, "QuickGelu"): transformer.quick_gelu,
     (MICROSOFT, "SkipLayerNormalization"): transformer.skip_layer_normalization,
     (MICROSOFT, "TransposeMatMul"): transformer.fused_mat_mul,
+    (MICROSOFT, "Trilu"): renamed.renamed("Trilu"),
+    (MICROSOFT, "UnfoldTensor"): renamed.unfold_tensor,
     (MICROSOFT, "DequantizeLinear"): quantized.dequantize_linear,
     (MICROSOFT, "DynamicQuantizeMatMul"): quantized.dynamic_quantize_mat_mul,
     (MICROSOFT, "MatMulIntegerToFloat"): quantized.mat_mul_integer_to_float,
@@ -47,14 +60,22 @@ EXPANSIONS: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     (MICROSOFT, "QLinearMul"): quantized.qlinear_binary("Mul"),
     (MICROSOFT, "QLinearSigmoid"): quantized.qlinear_unary("Sigmoid"),
     (MICROSOFT, "QLinearSoftmax"): quantized.qlinear_unary("Softmax", "axis"),
+    (MICROSOFT, "QLinearWhere"): quantized.qlinear_where,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): tabular.array_feature_extractor,
     ("ai.onnx.ml", "Binarizer"): tabular.binarizer,
+    ("ai.onnx.ml", "FeatureVectorizer"): tabular.feature_vectorizer,
     ("ai.onnx.ml", "Imputer"): tabular.imputer,
+    ("ai.onnx.ml", "LabelEncoder"): tabular.label_encoder,
     (MICROSOFT, "QuantizeLinear"): quantized.quantize_linear,
     ("ai.onnx.ml", "LinearClassifier"): tabular.linear_classifier,
     ("ai.onnx.ml", "LinearRegressor"): tabular.linear_regressor,
     ("ai.onnx.ml", "Normalizer"): tabular.normalizer,
+    ("ai.onnx.ml", "OneHotEncoder"): tabular.one_hot_encoder,
+    ("ai.onnx.ml", "SVMRegressor"): tabular.svm_regressor,
     ("ai.onnx.ml", "Scaler"): tabular.scaler,
+    ("ai.onnx.ml", "TreeEnsemble"): trees.tree_ensemble,
+    ("ai.onnx.ml", "TreeEnsembleClassifier"): trees.tree_classifier,
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): trees.tree_regressor,
 }
 _NUMBERS = {"value_float": "float32", "value_floats": "float32", "value_int": "int64", "value_ints": "int64"}
 # Their expansions differ by the shapes of operands.
@@ -70,7 +91,7 @@ _BY_SHAPE = {
         "SpaceToDepth",
         "STFT",
     ),
-    *("TensorScatter", "TfIdfVectorizer", "TransposeMatMul"),
+    *("MatMulInteger16", "TensorScatter", "TfIdfVectorizer", "TransposeMatMul", "UnfoldTensor"),
 }
 
 
@@ -170,6 +191,10 @@ def _replace(
             expansions[operator_key(proto)](node)
         except KeyError as error:
             raise ModelError(f"'{proto.name}': {proto.op_type} has no attribute {error}") from None
+        except (AttributeError, IndexError, TypeError, ValueError):
+            raise ModelError(
+                f"'{proto.name}': {proto.op_type} has attributes or constants that contradict each other"
+            ) from None
         nodes += builder.nodes
         model.graph.initializer.extend(builder.constants)
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]

@@ -9,25 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
-from pimflow.zoo.foreign.builder import ExpandedNode
+from pimflow.weight_types import GROUPS, grouped_type
+from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
+from pimflow.zoo.foreign.renamed import channels_first, channels_last
 from pimflow.zoo.foreign.transformer import emit_heads
 
 
 def qlinear_conv(node: ExpandedNode) -> None:
     """Expand QLinearConv: an exact convolution in int32, its bias, and the scale of the result."""
-    _refuse_channels_last(node)
-    builder = node.builder
+    builder, attrs, rank = node.builder, node.attrs, node.rank(3)
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = (node.operand(i) for i in range(9))
-    total = builder.emit("ConvInteger", [x, w, x_zero, w_zero], **node.attrs)
-    by_channel = builder.constant(np.array([-1] + [1] * (node.rank(3) - 2)))
+    is_last = attrs.pop("channels_last", 0)
+    x = builder.move_axes(x, channels_first(rank)) if is_last else x
+    total = builder.emit("ConvInteger", [x, w, x_zero, w_zero], **attrs)
+    by_channel = builder.constant(np.array([-1] + [1] * (rank - 2)))
     if bias:
         total = builder.emit("Add", [total, builder.emit("Reshape", [bias, by_channel])])
     scale = _product_scale(node, x_scale, w_scale)
     if node.rank(4) and node.weights[w_scale].dims[0] > 1:
         scale = builder.emit("Reshape", [scale, by_channel])
-    node.bind(_requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7)))
+    result = _requantize(node, total, scale, y_scale, y_zero, _type_of(node, 7))
+    node.bind(builder.move_axes(result, channels_last(rank)) if is_last else result)
 
 
 def qlinear_mat_mul(node: ExpandedNode) -> None:
@@ -136,9 +141,13 @@ def qlinear_unary(op: str, *names: str) -> Callable[[ExpandedNode], None]:
 
     def expand(node: ExpandedNode) -> None:
         """Compute in fp32, and round."""
-        _refuse_channels_last(node)
         kept = {name: node.attrs[name] for name in names if name in node.attrs}
-        value = node.builder.emit(op, [_dequantize(node, 0)], **kept)
+        value, rank = _dequantize(node, 0), len(kept.get("kernel_shape", (0, 0))) + 2
+        if node.attrs.get("channels_last", 0):
+            value = node.builder.move_axes(value, channels_first(rank))
+            value = node.builder.move_axes(node.builder.emit(op, [value], **kept), channels_last(rank))
+        else:
+            value = node.builder.emit(op, [value], **kept)
         _quantize(node, value, node.operand(3), node.operand(4))
 
     return expand
@@ -149,6 +158,12 @@ def qlinear_concat(node: ExpandedNode) -> None:
     parts = [_dequantize(node, begin) for begin in range(2, len(node.proto.input), 3)]
     joined = node.builder.emit("Concat", parts, axis=node.attrs["axis"])
     _quantize(node, joined, node.operand(0), node.operand(1))
+
+
+def qlinear_where(node: ExpandedNode) -> None:
+    """Expand QLinearWhere: operands of two scales become a tensor of a third."""
+    value = node.builder.emit("Where", [node.operand(0), _dequantize(node, 1), _dequantize(node, 4)])
+    _quantize(node, value, node.operand(7), node.operand(8))
 
 
 def dequantize_linear(node: ExpandedNode) -> None:
@@ -182,11 +197,6 @@ def _by_axis(node: ExpandedNode) -> list[str]:
     return [name and node.builder.reshape(name, [-1, *[1] * rest]) for name in names]
 
 
-def _refuse_channels_last(node: ExpandedNode) -> None:
-    if node.attrs.get("channels_last", 0):
-        raise node.unsupported("with channels as the last axis is not supported")
-
-
 def _dequantize(node: ExpandedNode, begin: int) -> str:
     """The values of the tensor, scale and zero point that are the operands from `begin` on."""
     return node.builder.emit(
@@ -201,23 +211,91 @@ def _quantize(node: ExpandedNode, value: str, scale: str, zero: str) -> None:
 def mat_mul_nbits(node: ExpandedNode) -> None:
     """Expand MatMulNBits: a product with weights of a few bits, which become fp32."""
     attrs, builder = node.attrs, node.builder
-    if node.operand(4):
-        raise node.unsupported("with 'g_idx' is not supported")
     rows, columns, bits, block = (int(attrs[name]) for name in ("N", "K", "bits", "block_size"))
     if bits not in (2, 4, 8) or block < 1:
         raise node.unsupported(f"of {bits} bits in blocks of {block} is not supported")
     blocks = -(-columns // block)
-    weights = _unpack(node.value(1).reshape(rows, blocks, -1), bits)[:, :, :block].astype("float32")
-    zero = np.float32(1 << bits >> 1)
+    weights = _unpack(node.value(1).reshape(rows, blocks, -1), bits)[:, :, :block].reshape(rows, -1)
+    groups = node.value(4) if node.operand(4) else np.arange(columns) // block  # the block of a column
+    zero = np.full((rows, blocks), 1 << bits >> 1, "float32")
     if node.operand(3):
         stored = node.value(3)
         if stored.dtype == np.uint8:
             stored = _unpack(stored.reshape(rows, -1), bits)
-        zero = stored.reshape(rows, -1)[:, :blocks, None].astype("float32")
-    scales = node.value(2).astype("float32").reshape(rows, blocks, 1)
-    matrix = ((weights - zero) * scales).reshape(rows, -1)[:, :columns].T
+        zero = stored.reshape(rows, -1)[:, :blocks].astype("float32")
+    if groups.shape[0] < columns or not ((groups >= 0) & (groups < blocks)).all():
+        raise node.unsupported(f"with blocks outside of 0 to {blocks - 1} in 'g_idx' is not supported")
+    groups = groups[:columns]
+    scales = node.value(2).astype("float32").reshape(rows, blocks)
+    matrix = ((weights[:, :columns] - zero[:, groups]) * scales[:, groups]).T
     result = builder.emit("MatMul", [node.operand(0), builder.constant(matrix)])
     node.bind(builder.emit("Add", [result, node.operand(5)]) if node.operand(5) else result)
+
+
+# Values of 4 bits that bitsandbytes calls FP4 (arXiv 2305.14314 has NF4).
+_FP4 = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+    *(0.7229568362236023, 1.0),
+)
+
+
+def mat_mul_bnb4(node: ExpandedNode) -> None:
+    """Expand MatMulBnb4: a product with weights of 4 bits, one scale for each block of the whole matrix."""
+    rows, columns, block, kind = (int(node.attrs[name]) for name in ("N", "K", "block_size", "quant_type"))
+    if kind not in (0, 1) or block < 1:
+        raise node.unsupported(f"of type {kind} in blocks of {block} is not supported")
+    table = np.array(_NF4 if kind else [*_FP4, *(-value for value in _FP4)], "float32")
+    packed = node.value(1).ravel()
+    values = table[np.stack([packed >> 4, packed & 15], axis=1).ravel()][: rows * columns]
+    scales = node.value(2).astype("float32").ravel()
+    if values.size < rows * columns or scales.size * block < values.size:
+        raise node.unsupported(f"with fewer weights or scales than {rows} x {columns} need is not supported")
+    matrix = (values * np.repeat(scales, block)[: values.size]).reshape(rows, columns).T
+    node.bind(node.builder.emit("MatMul", [node.operand(0), node.builder.constant(matrix)]))
+
+
+def gather_block_quantized(node: ExpandedNode) -> None:
+    """Expand GatherBlockQuantized: rows of a table of a few bits, which becomes fp32."""
+    attrs, table, scales = node.attrs, node.value(0), node.value(2).astype("float32")
+    bits, block = int(attrs.get("bits", 4)), int(attrs.get("block_size", 128))
+    is_packed = table.dtype == np.uint8
+    if is_packed and bits < 8:
+        table = _unpack(table, bits)
+    axis = int(attrs.get("quantize_axis", 1)) % table.ndim
+    zero = np.float32(1 << bits >> 1 if is_packed else 0)
+    if node.operand(3):
+        stored = node.value(3)
+        zero = _unpack(stored, bits) if is_packed and bits < 8 else stored
+        zero = _by_block(zero.astype("float32"), axis, block, table.shape[axis])
+    values = (table.astype("float32") - zero) * _by_block(scales, axis, block, table.shape[axis])
+    rows = node.builder.emit(
+        "Gather", [node.builder.constant(values), node.operand(1)], axis=int(attrs.get("gather_axis", 0))
+    )
+    node.bind(rows)
+
+
+def _by_block(values: np.ndarray, axis: int, block: int, extent: int) -> np.ndarray:
+    """One value for each element of a table whose blocks along `axis` have `values`."""
+    return np.repeat(values, block, axis).take(range(extent), axis)
+
+
+def narrow_products(model: onnx.ModelProto) -> dict[str, str]:
+    """By the product that a MatMulNBits becomes, the type in which its weights are stored.
+
+    Those of types that are none of `weight_types.WEIGHT_TYPES`, such as of 2 bits, are widened.
+    """
+    types = {}
+    for node in (node for node in model.graph.node if node.op_type == "MatMulNBits"):
+        sizes = {entry.name: entry.i for entry in node.attribute}
+        bits, group = sizes.get("bits", 4), sizes.get("block_size", 0)
+        if bits in (4, 8) and group in GROUPS:
+            has_zeros = len(node.input) > 3 and bool(node.input[3])
+            product = NodeBuilder(node.name or node.output[0]).first_name
+            types[product] = grouped_type(bits, group, zeros=has_zeros)
+    return types
 
 
 def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:

@@ -58,11 +58,16 @@ def skip_layer_normalization(node: ExpandedNode) -> None:
 
 
 def _layer_normalization(node: ExpandedNode, x: str, gamma: str, beta: str) -> str:
-    if node.opset < 17:
-        raise node.unsupported("needs opset 17 or newer")
-    operands = [x, gamma, beta] if beta else [x, gamma]
-    epsilon = node.attrs.get("epsilon", 1e-12)
-    return node.builder.emit("LayerNormalization", operands, axis=-1, epsilon=epsilon)
+    """The layer normalisation of `x` along its last axis; the standard has it from opset 17 on."""
+    emit, epsilon = node.builder.emit, node.attrs.get("epsilon", 1e-12)
+    if node.opset >= 17:
+        operands = [x, gamma, beta] if beta else [x, gamma]
+        return emit("LayerNormalization", operands, axis=-1, epsilon=epsilon)
+    centred = emit("Sub", [x, node.reduce("ReduceMean", x, [-1])])
+    variance = node.reduce("ReduceMean", emit("Mul", [centred, centred]), [-1])
+    deviation = emit("Sqrt", [emit("Add", [variance, node.builder.scalar(epsilon)])])
+    scaled = emit("Mul", [emit("Div", [centred, deviation]), gamma])
+    return emit("Add", [scaled, beta]) if beta else scaled
 
 
 def embed_layer_normalization(node: ExpandedNode) -> None:
@@ -78,24 +83,36 @@ def embed_layer_normalization(node: ExpandedNode) -> None:
     if segments:
         total = emit("Add", [total, emit("Gather", [kinds, segments])])
     node.bind(_layer_normalization(node, total, gamma, beta))
-    if node.result(1):
-        if not mask:
-            raise node.unsupported("with a 'mask_index' and without a mask is not supported")
-        counts = node.reduce("ReduceSum", mask, [1], keepdims=0)
-        node.bind(emit("Cast", [counts], to=TensorProto.INT32), 1)
+    counts = node.reduce("ReduceSum", mask or emit("Mul", [ids, emit("Sub", [ids, ids])]), [1], keepdims=0)
+    node.bind(emit("Cast", [counts], to=TensorProto.INT32), 1)
     node.bind(total, 2)
 
 
+def q_embed_layer_normalization(node: ExpandedNode) -> None:
+    """Expand QEmbedLayerNormalization: EmbedLayerNormalization of 8-bit tables."""
+    operands = [node.operand(index) for index in range(8)]
+    for table in range(2, 7):
+        scale, zero = node.operand(6 + table), node.operand(11 + table)
+        if operands[table]:
+            operands[table] = node.builder.emit("DequantizeLinear", [operands[table], scale, zero])
+    results = node.builder.emit_tuple("EmbedLayerNormalization", operands, 2, MICROSOFT, **node.attrs)
+    for index, result in enumerate(results):
+        node.bind(result, index)
+
+
 def fused_mat_mul(node: ExpandedNode) -> None:
-    """Expand FusedMatMul and TransposeMatMul: a scaled product of perhaps transposed operands."""
-    node.refuse("transBatchA", "transBatchB")
+    """Expand FusedMatMul and TransposeMatMul: a scaled product of perhaps transposed operands.
+
+    The first axis of an operand with ``transBatch`` is the one before its last.
+    """
     operands = []
-    for index, name in enumerate(("transA", "transB")):
-        operand = node.operand(index)
-        if node.attrs.get(name, 0):
-            axes = list(range(node.rank(index)))
-            operand = node.builder.emit("Transpose", [operand], perm=[*axes[:-2], *axes[-2:][::-1]])
-        operands.append(operand)
+    for index, side in enumerate("AB"):
+        axes = list(range(node.rank(index)))
+        if node.attrs.get(f"transBatch{side}", 0) and len(axes) > 2:
+            axes = [*axes[1:-1], axes[0], axes[-1]]
+        if node.attrs.get(f"trans{side}", 0):
+            axes[-2:] = axes[-2:][::-1]
+        operands.append(node.builder.move_axes(node.operand(index), axes))
     node.bind(_scale(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
 
 
@@ -126,18 +143,26 @@ def fused_gemm(node: ExpandedNode) -> None:
 
 def _activation(node: ExpandedNode, x: str, kind: str, parameters: list[float]) -> str:
     """The activation of a fused operator, applied to `x`."""
-    builder = node.builder
-    if kind in ("Relu", "Tanh", "Sigmoid"):
-        return builder.emit(kind, [x])
-    if kind == "LeakyRelu":
-        return builder.emit(kind, [x], alpha=parameters[0] if parameters else 0.01)
-    if kind == "Clip":
-        return builder.emit(kind, [x, *(builder.scalar(bound) for bound in parameters)])
-    if kind == "HardSigmoid":
-        return builder.emit(kind, [x], **dict(zip(("alpha", "beta"), parameters)))
+    emit, scalar = node.builder.emit, node.builder.scalar
     if not kind:
         return x
-    raise node.unsupported(f"with activation '{kind}' is not supported")
+    if kind == "Clip":
+        return emit(kind, [x, *map(scalar, parameters)])
+    if kind in _ACTIVATIONS:
+        return emit(kind, [x], **dict(zip(_ACTIVATIONS[kind], parameters)))
+    if kind not in _SCALED or len(parameters) < 2:
+        raise node.unsupported(f"with activation '{kind}' is not supported")
+    steep = emit(_SCALED[kind], [emit("Mul", [x, scalar(parameters[1])])])
+    return emit("Mul", [steep, scalar(parameters[0])])
+
+
+# Attributes that parameters become.
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
+_SCALED = {"ParametricSoftplus": "Softplus", "ScaledTanh": "Tanh"}  # alpha f(beta x)
 
 
 def attention(node: ExpandedNode) -> None:
@@ -194,9 +219,16 @@ def _place_mask(node: ExpandedNode, index: int, operands: list[str]) -> None:
         )
         zero, one = builder.constant(np.array(0)), builder.constant(np.array(1))
         places = builder.emit("Range", [zero, length, one])
-        lengths = builder.emit("Cast", [mask], to=TensorProto.INT64)
-        lengths = builder.emit("Unsqueeze", [lengths, builder.constant(np.array([1]))])
-        inside = builder.emit("Less", [places, lengths])
+        # Ends of all sequences, and behind them the places where they begin, if there are twice as many.
+        ends = builder.emit("Cast", [mask], to=TensorProto.INT64)
+        ends = builder.emit("Unsqueeze", [ends, builder.constant(np.array([1]))])
+        batch = node.shape(0)[0]
+        has_begins = node.shape(index)[0] == 2 * batch > 0
+        ends, *begins = builder.split(ends, [batch] * 2, 0) if has_begins else [ends]
+        inside = builder.emit("Less", [places, ends])
+        for begin in begins:
+            before = builder.emit("Less", [places, begin])
+            inside = builder.emit("And", [inside, builder.emit("Not", [before])])
         operands[4] = builder.emit("Cast", [inside], to=TensorProto.INT32)
     elif rank == 3:
         seen = builder.emit("Cast", [mask], to=TensorProto.FLOAT)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pimflow.errors import ModelError, UsageError
-from pimflow.weight_types import WEIGHT_TYPES
+from pimflow.weight_types import INTEGERS, WEIGHT_TYPES
 from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 
 Shape = tuple[int, ...]
@@ -100,6 +100,9 @@ class Decoder:
     weight_types : mapping of str to str
         By name of a weight, the type of `weight_types.WEIGHT_TYPES` in which it is stored; of all others it
         is that of the device.
+    activations : str
+        Type, of `weight_types.INTEGERS`, to which the inputs of products with weights of `weight_types` are
+        quantised, with one scale a token; empty if they are of the device's type.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
     source : str
@@ -149,6 +152,7 @@ class Decoder:
     trained: bool = False
     file: str = ""
     weight_types: Mapping[str, str] = field(default_factory=dict, hash=False)
+    activations: str = ""
     text: str = ""
     source: str
 
@@ -197,6 +201,20 @@ class Decoder:
                     f"{WEIGHT_TYPES[kind].block} values that share a scale in {kind}; choose another type"
                 )
         return replace(self, weight_types=dict.fromkeys(inputs, kind))
+
+    def with_activations(self, kind: str) -> Decoder:
+        """The decoder with the inputs of products quantised, a token at a time; raises `UsageError`.
+
+        Weights must be of integers with one scale an output, so that sums are of integers. Products of
+        experts and with the table of tokens are not quantised.
+        """
+        wide = sorted(set(self.weight_types.values()) - set(INTEGERS))
+        if wide or not self.weight_types:
+            raise UsageError(
+                f"--activation-type {kind}: weights of {', '.join(wide) or 'fp16'} are no integers with one "
+                f"scale an output; give --weight-type {' or '.join(INTEGERS)}"
+            )
+        return replace(self, activations=kind)
 
     @property
     def rotation_size(self) -> int:

@@ -6,14 +6,23 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.language.decoder import Decoder
 
 OPSET = 17
 IR_VERSION = 10  # the first with metadata on values
 HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
+LEAST_PEAK = (
+    1e-2  # of a token that is quantised: below it, integers are smaller; its scale is no denormal of fp16
+)
 _LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of its inputs
 
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
+
+
+def largest_integer(kind: str) -> float:
+    """The largest of the integers of a type, and the magnitude of the least."""
+    return float((1 << (WEIGHT_TYPES[kind].bits - 1)) - 1)
 
 
 def past_name(layer: int, part: str) -> str:
@@ -68,6 +77,8 @@ class GraphBuilder:
             metadata["file"] = self.decoder.file
         if name in self.decoder.weight_types:
             metadata["stored"] = self.decoder.weight_types[name]
+            if self.decoder.activations and name.endswith(".weight"):
+                metadata["activations"] = self.decoder.activations
         helper.set_model_props(value, metadata)
         self.weights[name] = value
         return name
@@ -75,10 +86,30 @@ class GraphBuilder:
     def product(self, name: str, source: str) -> str:
         """A product with a weight, and its bias if it has one."""
         biased = name.rpartition(".")[2] in self.decoder.biases
-        result = self.node(
-            "MatMul", f"{name}.product" if biased else name, [source, self.weight(f"{name}.weight")]
-        )
+        scale = ""
+        if self.decoder.activations:
+            source, scale = self.quantised(source)
+        is_last = not (biased or scale)
+        operands = [source, self.weight(f"{name}.weight")]
+        result = self.node("MatMul", name if is_last else f"{name}.product", operands)
+        if scale:
+            result = self.node("Mul", f"{name}.scaled" if biased else name, [result, scale])
         return self.node("Add", name, [result, self.weight(f"{name}.bias")]) if biased else result
+
+    def quantised(self, source: str) -> tuple[str, str]:
+        """Integers of a tensor, and the scale of each token, [batch, tokens, 1], by its largest magnitude."""
+        result, scale = f"{source}.integers", f"{source}.token_scale"
+        if any(result in node.output for node in self.nodes):
+            return result, scale
+        largest = largest_integer(self.decoder.activations)
+        magnitude = self.node("Abs", f"{source}.magnitude", [source])
+        peak = self.node("ReduceMax", f"{source}.peak", [magnitude], axes=[-1], keepdims=1)
+        peak = self.node("Max", f"{source}.bounded", [peak, self.constant("least_peak", LEAST_PEAK)])
+        self.node("Mul", scale, [peak, self.constant("step", 1 / largest)])
+        ratio = self.node("Div", f"{source}.ratio", [source, scale])
+        near = self.node("Round", f"{source}.rounded", [ratio])
+        bounds = [self.constant("least_integer", -largest), self.constant("largest_integer", largest)]
+        return self.node("Clip", result, [near, *bounds]), scale
 
     def norm(self, name: str, source: str) -> str:
         """The decoder's norm, by layer or by root mean square."""

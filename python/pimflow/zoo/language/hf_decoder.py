@@ -18,8 +18,11 @@ from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, FEED_FORWARD_PRODUCTS, Decoder, Shape
 from pimflow.zoo.language.hf_config import norm_epsilon, variant_fields
 from pimflow.zoo.language.hf_config_file import Config, config_key
+from pimflow.zoo.language.hf_quantized import QuantisedTensor, quantisation, with_quantised
 from pimflow.zoo.language.hf_types import MODEL_TYPES, ModelType
 from pimflow.zoo.language.safetensors_file import StoredTensor, read_tensors
+
+Tensor = StoredTensor | QuantisedTensor
 
 _FOURFOLD = ("gpt2", "bloom", "falcon")  # a feed-forward part is four times as wide, unless a key says it
 
@@ -42,7 +45,8 @@ def read_decoder(folder: Path) -> Decoder:
 
 @functools.lru_cache(maxsize=1)
 def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
-    config, tensors = Config(Path(name)), read_tensors(folder)
+    config = Config(Path(name))
+    tensors = _folder_tensors(folder, config)
     kind = config.value("model_type", str, "")
     if kind not in MODEL_TYPES:
         raise ModelError(
@@ -83,7 +87,29 @@ def _read_decoder(folder: Path, name: str, _: int) -> Decoder:
     )
     config.require_all_read()
     _require_tensors(decoder, names, config.where)
-    return decoder
+    return replace(decoder, weight_types=_narrow_types(decoder, names))
+
+
+def _folder_tensors(folder: Path, config: Config) -> dict[str, Tensor]:
+    """The tensors of a folder, each product of a few bits as one; raises `ModelError`."""
+    form = quantisation(config)
+    try:
+        return with_quantised(read_tensors(folder), form)
+    except ModelError as error:
+        raise error if str(folder) in str(error) else ModelError(f"{config.where}: {error}") from None
+
+
+def _narrow_types(decoder: Decoder, names: _Names) -> dict[str, str]:
+    """Types of the matrices that are stored in a few bits."""
+    places = {
+        name: names.place(decoder, name, shape).tensors
+        for name, shape in decoder.weights().items()
+        if len(shape) == 2
+    }
+    tensors = {name: names.tensor(stored[0]) for name, stored in places.items()}
+    return {
+        name: tensor.weight_type for name, tensor in tensors.items() if isinstance(tensor, QuantisedTensor)
+    }
 
 
 def _model_type(config: Config) -> ModelType:
@@ -122,7 +148,7 @@ class _Place:
 class _Names:
     """Where weights are in the tensors of a folder."""
 
-    def __init__(self, model: ModelType, tensors: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, model: ModelType, tensors: Mapping[str, Tensor]) -> None:
         prefix = model.names["tokens"].partition(".")[0] + "."
         # Base models are stored without the name of the part that they are of a larger one.
         self._bare = not any(name.startswith(prefix) for name in tensors)
@@ -142,7 +168,7 @@ class _Names:
             suffix = "_bias" if kind == "bias" else ""
         return f"{name.removeprefix(self._prefix) if self._bare else name}{suffix}"
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> Tensor:
         """A tensor by its name; raises `ModelError` if there is none."""
         name = name.removeprefix(self._prefix) if self._bare else name
         if name not in self.tensors:
@@ -233,7 +259,8 @@ def weight(folder: str, name: str) -> np.ndarray:
     """Read a weight by its name in `Decoder.weights`, in fp32."""
     path = Path(folder)
     decoder = read_decoder(path)
-    names, shape = _Names(_model_type(Config(path)), read_tensors(path)), decoder.weights()[name]
+    config, shape = Config(path), decoder.weights()[name]
+    names = _Names(_model_type(config), _folder_tensors(path, config))
     place, part = names.place(decoder, name, shape), name.split(".")[-2]
     stored = [names.tensor(tensor).values() for tensor in place.tensors]
     values = stored[0][None] if len(stored) == 1 else np.stack(stored)  # one stays mapped
@@ -252,6 +279,6 @@ def weight(folder: str, name: str) -> np.ndarray:
 def storage_types(folder: str) -> str:
     """Types in which a folder stores weights; the most frequent first."""
     elements: dict[str, int] = {}
-    for tensor in read_tensors(Path(folder)).values():
+    for tensor in _folder_tensors(Path(folder), Config(Path(folder))).values():
         elements[tensor.dtype] = elements.get(tensor.dtype, 0) + math.prod(tensor.shape)
     return ", ".join(sorted(elements, key=lambda dtype: -elements[dtype]))

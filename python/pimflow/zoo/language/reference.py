@@ -51,7 +51,7 @@ class ReferenceDecoder:
         for layer in range(d.layers):
             x = self.block(x, layer, places)
         x = self._normalise(x, "norm")
-        logits = x @ (w["tokens.table"].T if d.tied else w["head.weight"])
+        logits = x @ w["tokens.table"].T if d.tied else self._product(x, w["head.weight"])
         logits = (logits + w.get("head.bias", self._dtype(0))) * self._dtype(d.logit_scale)
         return self._cap(logits, d.logit_softcap)
 
@@ -85,8 +85,16 @@ class ReferenceDecoder:
     def _dense(self, x: np.ndarray, name: str, expert: int | None = None) -> np.ndarray:
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", self._dtype(0))
         if expert is None:
-            return x @ weight + bias
+            return self._product(x, weight) + bias
         return x @ weight[expert] + (bias[expert] if np.ndim(bias) else bias)
+
+    def _product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """`x` times a weight; integers of `x` times a scale for each token, if the decoder has them."""
+        if not self._decoder.activations:
+            return x @ weight
+        largest = {"int8": 127, "int4": 7}[self._decoder.activations]
+        scales = np.maximum(np.abs(x).max(axis=-1, keepdims=True), 1e-2) / largest
+        return (np.clip(np.rint(x / scales), -largest, largest) @ weight * scales).astype(self._dtype)
 
     def _normalise(self, x: np.ndarray, name: str) -> np.ndarray:
         if self._decoder.norm == "layer":

@@ -15,6 +15,7 @@ import numpy as np
 from pimflow.errors import ModelError, one_line
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_DTYPES |= {"I32": np.int32}  # words of several small integers
 _LENGTH_BYTES = 8
 _MAX_TABLE_BYTES = 100_000_000  # the format's own bound
 

@@ -1,0 +1,179 @@
+"""Tiles of matrix products on tensor cores: what a block computes, and which tile is the fastest.
+
+A thread block multiplies its tile step by step: it loads a slice of both operands while it multiplies the
+slice before, through shared memory, with barriers. So the time of a product is, per multiprocessor::
+
+    time    = waves * (steps + 2) * step + blocks * steps * shared / rate
+    steps   = depth of the product / split-K / depth of the tile
+    waves   = blocks of the busiest multiprocessor / blocks that it holds, at least 1
+    shared  = bytes that a step stores to shared memory and loads from it, which each row and column of
+              warps does again
+
+Split-K lets several blocks add up parts of one tile's sums, and a second launch adds these up in a fixed
+order, which takes a launch, two steps, and the traffic of the parts. ``step`` is `KernelLimits.step_ns`, the
+latency of the loads. ``rate`` is that of 32 banks of 4 bytes.
+`scripts/validate_product_tiles.py` compares this with measured kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, inf, prod
+
+from pimflow.core.blocks import KernelLimits
+from pimflow.relay_passes.schedules.loops import WARP
+
+FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
+ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
+HALF_BYTES, SUM_BYTES, REGISTER_BYTES = 2, 4, 4
+OTHER_REGISTERS = 40  # of a thread, besides sums and loads: operands, addresses (nvcc 13.0, sm_75 and sm_90)
+MAX_REGISTERS = 128  # of a thread by this estimate: tiles that need more spill (nvcc 13.0)
+MAX_RESIDENT = 32  # blocks of a multiprocessor (CUDA C++ programming guide, compute capabilities 5 to 9)
+RESIDENT_THREADS = 1024  # of a multiprocessor: sm_75; later ones have more
+EXTRA_STEPS = 2  # the first loads, and the results
+SIDES = (16, 32, 64, 128)
+DEPTHS = (16, 32, 48, 64)
+SPLITS = (1, 2, 4, 8, 16, 32)
+PART = 32  # contiguous elements of a part of split-K: 64 bytes, what HBM reads at once
+MIN_RESIDENT = 2  # blocks of a multiprocessor: one multiplies while the other waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductShape:
+    """Products of `rows` x `depth` by `depth` x `columns`, `batch` of them.
+
+    `run` is the part of the depth that split-K may divide: the channels of a convolution, of which each tap
+    of its window has all.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductTile:
+    """What a block computes: a tile of the result, in steps of `depth`; `split` blocks share a tile."""
+
+    rows: int
+    columns: int
+    depth: int
+    split: int = 1
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Rows and columns of a block's warps, four at most."""
+        across = min(4 // min(2, self.rows // FRAGMENT), self.columns // FRAGMENT)
+        return min(4 // across, self.rows // FRAGMENT), across
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return WARP * prod(self.warps)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: two slices of both operands, which the result replaces later."""
+        ti, tj, tk = self.rows, self.columns, self.depth
+        operands = ti * (tk + ROW_END) + tj * tk + max(tj, tk) * ROW_END
+        return max(2 * HALF_BYTES * operands, SUM_BYTES * ti * self.result_row)
+
+    @property
+    def result_row(self) -> int:
+        """Length of a row of the result in shared memory.
+
+        It is longer than bank conflicts require: TVM's StorageRewrite would reuse an operand's buffer of at
+        least this size for the result, and then reject its element type.
+        """
+        ti, tj, tk = self.rows, self.columns, self.depth
+        operand = max(ti, tj) * tk + max(ti, tj, tk) * ROW_END
+        return max(tj, operand // ti) // 16 * 16 + 20
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, by estimate: its sums, and what it loads in a step."""
+        loads = (self.rows + self.columns) * self.depth * HALF_BYTES // REGISTER_BYTES
+        return OTHER_REGISTERS + (self.rows * self.columns + loads) // self.threads
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step moves to and from shared memory."""
+        down, across = self.warps
+        loaded = self.rows * across + self.columns * down
+        return HALF_BYTES * self.depth * (loaded + self.rows + self.columns)
+
+    def blocks(self, shape: ProductShape) -> int:
+        """Blocks of a product in such tiles."""
+        tiles_of_one = ceil(shape.rows / self.rows) * ceil(shape.columns / self.columns)
+        return shape.batch * tiles_of_one * self.split
+
+    def steps(self, shape: ProductShape) -> int:
+        """Steps of a block."""
+        return ceil(shape.depth / self.split / self.depth)
+
+    def fits(self, limits: KernelLimits) -> bool:
+        """Whether a block is within `limits`, and a multiprocessor holds `MIN_RESIDENT` of them."""
+        shared_bytes = min(limits.shared_bytes, limits.multiprocessor_shared_bytes // MIN_RESIDENT)
+        return (
+            self.threads <= limits.threads
+            and self.shared_bytes <= shared_bytes
+            and self.registers <= MAX_REGISTERS
+            and MIN_RESIDENT * self.threads * self.registers * REGISTER_BYTES <= limits.register_bytes
+        )
+
+    def resident(self, limits: KernelLimits) -> int:
+        """Blocks that a multiprocessor holds."""
+        return min(
+            MAX_RESIDENT,
+            limits.multiprocessor_shared_bytes // self.shared_bytes,
+            limits.register_bytes // (self.threads * self.registers * REGISTER_BYTES),
+            RESIDENT_THREADS // self.threads,
+        )
+
+
+def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
+    """The tiles that a block can have.
+
+    A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
+    of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
+    longer than loads.
+    """
+    for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
+        tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
+        if split > 1 and shape.run % (split * PART):
+            continue
+        run = shape.run // split
+        is_even = shape.run == shape.depth or run % FRAGMENT or run % depth == 0 or depth % run == 0
+        if is_even and tile.fits(limits):
+            yield tile
+
+
+def product_ns(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> float:
+    """Time of a product in tiles, without its first launch; see the top of this file."""
+    of_one, steps = ceil(tile.blocks(shape) / limits.multiprocessors), tile.steps(shape)
+    waves = max(1.0, of_one / max(1, tile.resident(limits)))
+    ns = waves * (steps + EXTRA_STEPS) * limits.step_ns
+    ns += of_one * steps * tile.step_bytes / limits.shared_bytes_per_ns
+    return ns if tile.split == 1 else ns + _sum_ns(shape, tile.split, limits)
+
+
+def _sum_ns(shape: ProductShape, split: int, limits: KernelLimits) -> float:
+    """Time of the launch that adds up the parts of split-K: a thread a result, whose loads do not wait."""
+    results = shape.batch * shape.rows * shape.columns
+    waves = max(1.0, ceil(results / limits.multiprocessors) / RESIDENT_THREADS)
+    moved = 2 * SUM_BYTES * split * ceil(results / limits.multiprocessors) / limits.l2_bytes_per_ns
+    return limits.launch_ns + waves * EXTRA_STEPS * limits.step_ns + moved
+
+
+def fastest_tile(shape: ProductShape, limits: KernelLimits) -> ProductTile | None:
+    """The fastest tile that a block can have; None if there is none."""
+    best, best_ns = None, inf
+    for tile in tiles(shape, limits):
+        ns = product_ns(shape, tile, limits)
+        if ns < best_ns:
+            best, best_ns = tile, ns
+    return best
