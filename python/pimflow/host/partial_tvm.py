@@ -4,7 +4,8 @@ No setting prevents these imports (tvm-ffi 0.1.14, TVM 0.27). A program that imp
 the hook is not installed there.
 
 - If PyTorch is installed, tvm-ffi and Relax import it, so that their functions accept its tensors and types.
-  That takes over a second. Commands and their workers pass no such values to TVM.
+  That takes over a second; NVIDIA's Python bindings, which PyTorch brings along, take 0.06 s more. Commands
+  and their workers pass no such values to TVM.
 - TVM's sessions on several machines and its back ends for devices raise over a hundred errors in C++ while
   they are imported; at the first one, the symbols of all libraries are read. That takes 0.2 s. Where there is
   a CUDA driver, the back ends are loaded as in any program; elsewhere `targets` loads that of CUDA before
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TORCH = "torch"
+OPTIONAL_PACKAGES = ("torch", "cuda")
 SESSIONS = "tvm.runtime.disco"
 CUDA_DRIVER = "libcuda.so.1"
 
@@ -30,21 +31,21 @@ Execution = Callable[[ModuleType], None]
 
 
 def install() -> None:
-    """Leave out parts of TVM in imports that are still to come; PyTorch can be imported as usual."""
+    """Leave out parts of TVM in imports that are still to come; other packages can be imported as usual."""
     if not any(isinstance(finder, _PartialFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PartialFinder())
 
 
-def _execute_without_torch(execute: Execution, module: ModuleType) -> None:
-    """Load a module while PyTorch is hidden."""
-    hidden = TORCH not in sys.modules
-    if hidden:
-        sys.modules[TORCH] = None  # type: ignore[assignment]  # makes its import fail
+def _execute_without_packages(execute: Execution, module: ModuleType) -> None:
+    """Load a module while `OPTIONAL_PACKAGES` are hidden."""
+    hidden = [name for name in OPTIONAL_PACKAGES if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # makes its import fail
     try:
         execute(module)
     finally:
-        if hidden:
-            del sys.modules[TORCH]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _execute_without_backends(execute: Execution, module: ModuleType) -> None:
@@ -63,8 +64,8 @@ def _execute_without_type_checks(execute: Execution, module: ModuleType) -> None
 
 
 _EXECUTIONS: dict[str, Callable[[Execution, ModuleType], None]] = {
-    "tvm_ffi": _execute_without_torch,
-    "tvm.relax": _execute_without_torch,
+    "tvm_ffi": _execute_without_packages,
+    "tvm.relax": _execute_without_packages,
     "tvm.backend._autoload_backends": _execute_without_backends,
     "tvm.s_tir.schedule._type_checker": _execute_without_type_checks,
 }
