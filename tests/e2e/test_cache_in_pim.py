@@ -75,6 +75,7 @@ def built(request):
     return network, search_result, network_build, FORMS[form]
 
 
+@pytest.mark.long
 def test_a_step_is_verified(built):
     network, search_result, network_build, _ = built
     inputs = network.example_inputs()
@@ -168,6 +169,7 @@ def directory(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_a_compiled_directory_runs_with_its_caches(directory):
     """Given whole and given back whole, step after step, as the network has them."""
     interface = Interface.load(directory)

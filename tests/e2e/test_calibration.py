@@ -120,6 +120,7 @@ def test_the_report_has_it(tmp_path):
     assert "the original's class comes first for 100.0%" in report_text.table(compiled.report, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "said"),
     [

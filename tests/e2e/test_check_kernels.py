@@ -30,6 +30,7 @@ def test_right_kernels_are_counted(capsys):
     assert "kernels checked thread by thread" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_faulty_kernel_is_one_line(faulty_kernels, tmp_path, capsys):
     options = ["--target", "cuda+pim", "--check-kernels", "--quiet", "-o", str(tmp_path / "out")]
     assert main(["compile", "toy", *options]) == 5

@@ -74,6 +74,7 @@ def test_what_is_wrong_in_the_file_is_said_in_a_line(text, folder, capsys):
     assert WRONG[text] in error_line(capsys, 2, "compile toy")
 
 
+@pytest.mark.long
 def test_options_of_a_report_are_those_of_the_file(folder, capsys):
     (folder / "pimflow.toml").write_text('dtype = "fp32"\n[compile]\nconventions = "none"\n')
     assert run_json(capsys, "compile toy")["dtype"] == "fp32"

@@ -26,6 +26,7 @@ def compiled():
     return pimflow.compile("toy", decompose="tucker:0.5,first=keep", conventions="none")
 
 
+@pytest.mark.long
 def test_the_report_says_that_numbers_changed_and_how_far(compiled):
     part = compiled.report.extras.decomposition
     assert part.request == "tucker:0.5,first=keep"

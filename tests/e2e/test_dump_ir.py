@@ -21,6 +21,7 @@ def dumped_passes(folder) -> list[str]:
     return [name.partition("_")[2].removesuffix(".py") for name in names]
 
 
+@pytest.mark.long
 def test_the_command_writes_every_pass_of_ours_and_of_tvm(tmp_path, capsys):
     folder, out = tmp_path / "passes", tmp_path / "out"
     command = ["compile", "toy", "--conventions", "none", "--dump-ir", str(folder), "-o", str(out)]
@@ -80,6 +81,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_relay_takes_it_from_the_pass_context(tmp_path):
     options = {"pimflow.modes": "gpu", "pimflow.dump_ir": str(tmp_path / "passes")}
     with tvm.transform.PassContext(config=options):

@@ -54,6 +54,7 @@ def outputs(network, samples) -> np.ndarray:
     return np.concatenate([run(inputs)[0] for inputs, _ in samples.batches()])
 
 
+@pytest.mark.long
 def test_an_error_is_that_of_the_outputs_with_one_layer_decomposed(changes, samples, errors):
     """As TVM's own pipeline computes them, where ONNX Runtime measured."""
     original = outputs(changes[0].original, samples)

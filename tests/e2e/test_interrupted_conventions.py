@@ -95,6 +95,7 @@ def test_what_was_found_until_an_interrupt_stays(tmp_path, stopped):
     assert pimflow.run(out)
 
 
+@pytest.mark.long
 def test_a_command_that_is_interrupted_has_printed_its_report(tmp_path):
     """And it says one line, with what is missing."""
     process = subprocess.Popen(
@@ -118,6 +119,7 @@ def test_a_command_that_is_interrupted_has_printed_its_report(tmp_path):
     assert pimflow.run(tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [[], ["--layers"], ["--json"]], ids=str)
 def test_the_command_prints_what_was_asked_for(capsys, form):
     assert main(["compile", "toy", "--quiet", "--conventions", "pim-launch=0,no-launches", *form]) == 0
@@ -146,6 +148,7 @@ def test_unknown_names_are_refused_before_the_work(capsys):
     assert main(["compile", "toy", "--explain", "down.conv", "--conventions", "none"]) == 2
 
 
+@pytest.mark.long
 def test_a_report_of_another_network_is_not_replaced(tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "out", conventions="none")
     pimflow.compile("toy", tmp_path / "out", conventions="none", modes="gpu")

@@ -199,6 +199,7 @@ CAUSES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", CAUSES)
 @pytest.mark.parametrize("pim", long_but(["newton-gddr6"], ["newton-gddr6", "aim-gddr6"]))
 def test_launches_of_what_differed_once(made, pim):

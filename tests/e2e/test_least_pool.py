@@ -143,6 +143,7 @@ def compiled(tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_the_pool_that_is_built_is_the_one_that_was_chosen(compiled):
     _, compilation = compiled
     memory = compilation.report.memory.pool

@@ -113,6 +113,7 @@ def test_few_kinds_are_refused():
 # ---- types of results ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16])
 def test_results_have_the_type_that_the_network_declares(kind, dtype):

@@ -446,6 +446,7 @@ def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
     return outcome(without, files, told, capsys) != (code, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", QUICK, ids=" ".join)
 def test_an_option_has_an_effect_or_is_refused(pair, files, told, capsys):
     judge(*pair, files, told, capsys)

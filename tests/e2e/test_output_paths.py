@@ -124,6 +124,7 @@ def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, com
     capsys.readouterr()
 
 
+@pytest.mark.long
 def test_results_beside_a_network_stay(capsys, tmp_path):
     place = tmp_path / "toy"
     assert main(["compile", "toy", "-o", str(place), "--quiet", "--conventions", "none"]) == 0

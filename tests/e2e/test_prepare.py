@@ -103,6 +103,7 @@ def skips_and_order(prepared):
     return skips and skips.summary(), order and replace(order.summary(), seconds=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "target"), OPTIONS)
 def test_all_commands_prepare_the_same_network(monkeypatch, mod, options, target):
     cache = {}

@@ -120,6 +120,7 @@ def test_an_exported_program_keeps_its_layers(program, tmp_path):
         assert {"features.0", "features.3", "fc"} <= set(names)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_damaged_program_is_one_line(tmp_path, monkeypatch):
     """PyTorch logs a traceback for each form that the file has not."""
@@ -160,6 +161,7 @@ def step(tmp_path_factory):
     return module, path
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_an_exported_step_keeps_its_caches(step, tmp_path):
     """Token by token, as PyTorch has it with caches that grow."""
@@ -180,6 +182,7 @@ def test_an_exported_step_keeps_its_caches(step, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("keywords", "says"),

@@ -136,6 +136,7 @@ def test_a_target_without_pim_is_tvm_alone(toy):
     assert np.abs(m.get_output(0).numpy() - reference).max() <= 1e-5 * np.abs(reference).max()
 
 
+@pytest.mark.long
 def test_options_of_the_search_come_from_the_pass_context(toy, tmp_path):
     mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
     few = pimflow.system(pim_channels=4, accounting="paper", timing="ramulator-pimflow")
@@ -328,6 +329,7 @@ def test_what_is_gone_says_what_to_use(name, instead):
         __import__(f"tvm.relay.{name}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -350,6 +352,7 @@ def test_wrong_calls_of_relay_say_what_to_do(toy, call, error, says):
         call(mod)
 
 
+@pytest.mark.long
 def test_cuda_builds_anywhere(toy, tmp_path):
     """Kernels beside PIM programs; without a device, whoever runs them is told what to do."""
     mod, _ = relay.frontend.from_onnx(onnx.load(toy[0]))
@@ -390,6 +393,7 @@ def test_an_option_of_two_names_is_given_once(toy):
         relay.build(mod, target="llvm+pim", params=params)
 
 
+@pytest.mark.long
 def test_tvm_is_extended_after_others_looked_for_it():
     """As torch.export does; a process of its own has not imported TVM yet."""
     code = "import importlib.util, pimflow; importlib.util.find_spec('tvm'); from tvm import relay"

@@ -159,6 +159,7 @@ def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
     assert code == 2 and "did you mean x" in one_line(err)
 
 
+@pytest.mark.long
 def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
     text = (Path(zoo.__file__).parents[1] / "hardware/specs/pim/newton-gddr6.toml").read_text()
     assert "rows_per_bank = { value = " in text
@@ -241,6 +242,7 @@ def test_an_interface_of_other_types_under_a_right_digest(capsys, tmp_path, arti
     assert seen == {0, 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["regions.json", "pim.json"])
 def test_tables_of_other_types_under_a_right_digest(tmp_path, artifact, name):
     from pimflow.compiler import artifact as artifacts
@@ -416,6 +418,7 @@ def test_without_a_compiler(tmp_path, monkeypatch, compiler):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_comparison_names_the_report_that_is_of_another_form(capsys, tmp_path):
     for name in ("one", "other"):
         assert main(["compile", "toy", "-o", str(tmp_path / name), "--quiet", "--conventions", "none"]) == 0

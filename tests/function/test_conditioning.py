@@ -449,6 +449,7 @@ def test_a_torch_program_has_roundings_too(tmp_path):
     assert result.max_relative_error > OUTPUT_BOUND["fp16"] and result.worst.reference_deviation
 
 
+@pytest.mark.long
 def test_relax_modules_round_as_their_models():
     """The same network as a Relax module; and a decomposed one, whose reference is such a module."""
     onnx_network = frontend.load(model("amplifies"))

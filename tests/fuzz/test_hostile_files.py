@@ -90,6 +90,7 @@ def write(path, content):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", JSON_TEXTS.values(), ids=JSON_TEXTS)
 def test_json_that_is_no_table_of_ours(content, directory, tmp_path, capsys):
     program = next((directory / "programs").iterdir())
@@ -208,6 +209,7 @@ def right(tmp_path_factory):
     return out.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", FORGED, ids=map(repr, FORGED))
 def test_forged_values_of_the_cache_are_computed_again(value, right, compiled, tmp_path, capsys):
     """Each has a right seal: it is against damage."""
@@ -453,6 +455,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels, said", ENDLESS.values(), ids=ENDLESS)
 def test_programs_of_any_length_are_timed_or_refused(channels, said, compiled, tmp_path, capsys):
     source = next((compiled[0] / "programs").glob("*.pimprog"))

@@ -220,6 +220,7 @@ def test_both_dtypes_of_a_shape_are_in_one_half():
 # --- the script ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profiler", long_but(["analytic"], list(PREDICTIONS)))
 def test_the_script_prints_what_it_should(profiler):
     script = ROOT / "scripts" / "validate_gpu_model.py"

@@ -253,6 +253,7 @@ def test_the_shape_of_a_model_is_a_block_as_often_as_it_has_it(capsys):
     assert 0.3 < on_pim < 2  # of the weights; rows are not filled to the end, and the embedding is the GPU's
 
 
+@pytest.mark.long
 def test_a_shape_without_room_is_refused_before_it_is_compiled(monkeypatch, capsys):
     monkeypatch.setattr("pimflow.commands.generate.generate.compile_step", None)
     command = ["generate", "llama-3-8b", "--tokens", "1,2,3", "-n", "1", "--context", "64", "--quiet"]

@@ -133,6 +133,7 @@ def require_reference_tokens(path, decoder) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("normalised", [False, True])
 def test_a_folder_with_experts_writes_what_its_weights_say(folder, normalised):
     """All experts at once for the prompt, the chosen ones of five by themselves for a step."""
@@ -198,6 +199,7 @@ def test_yarn_turns_fast_pairs_as_before_and_slow_ones_less(folder):
     assert read_decoder(path).rotary_scale == 1.5
 
 
+@pytest.mark.long
 def test_longrope_holds_within_the_first_context(folder):
     """Beyond it other angles hold, so that no longer context is taken."""
     path, _ = folder

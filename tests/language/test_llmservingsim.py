@@ -36,6 +36,7 @@ def exported(request, tmp_path_factory):
     return json.loads(path.read_text()), request.param, path.with_name("cache")
 
 
+@pytest.mark.long
 def test_the_simulator_gets_our_times_within_the_stated_error(exported):
     table, *_ = exported
     (entry,), model = table["attn_model"].values(), table["for"]
@@ -118,6 +119,7 @@ def test_the_table_has_a_source_for_each_row_and_one_with_the_line(exported):
         assert batch == 16 or times[2 * batch, heads, tokens] >= time_ns
 
 
+@pytest.mark.long
 def test_the_table_is_the_attention_csv_of_each_number_of_devices(exported, tmp_path, capsys):
     table, pim, cache = exported
     path = tmp_path / "attention.csv"

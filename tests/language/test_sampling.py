@@ -88,6 +88,7 @@ def test_a_text_ends_before_a_stop_that_comes_in_pieces():
     assert last.push("a##", True) == "a##" and not last.is_found
 
 
+@pytest.mark.long
 def test_drawn_tokens_are_those_of_the_references_logits():
     """And a text ends before its first stop."""
     options = {"temperature": 1.5, "top_k": 40, "top_p": 0.95, "seed": 7}

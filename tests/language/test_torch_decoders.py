@@ -99,6 +99,7 @@ def registered():
         _pytree._deregister_pytree_node(Cache)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["static", "dynamic"])
 def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tmp_path):
     """Also if its cache is an object of a class that is not there when it is read, or has a window."""

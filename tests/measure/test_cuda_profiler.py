@@ -193,6 +193,7 @@ print(created, len(module.imports), b"k_kernel" in stored[0], stored[0][8:14])
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not cuda_compiler() or not shutil.which("cc"), reason="needs nvcc or NVRTC, and cc")
 def test_kernels_compile_beside_a_cuda_driver(tmp_path):
     """TVM has its CUDA runtime then, and would compile them itself."""

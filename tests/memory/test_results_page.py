@@ -80,6 +80,7 @@ def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_res
     assert cells(pools) == cells(table_text) and len(cells(pools)) == 2
 
 
+@pytest.mark.long
 def test_tables_of_a_small_network(reproduce_occamy):
     parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "ahead"], runs=1, torch=False)
     counts, rows = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]

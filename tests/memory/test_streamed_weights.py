@@ -107,6 +107,7 @@ def _check_copies(tensors, ahead: int) -> None:
         assert buffer.pinned or buffer.end >= steps[-1] + 1
 
 
+@pytest.mark.long
 def test_the_pool_is_one_allocation_of_weights_and_tensors():
     """As the C library counts it, and as the plan says."""
     streaming = system(weights="streamed")
@@ -211,6 +212,7 @@ def test_a_plan_with_pim_streams_the_other_weights(tmp_path):
     assert compiled.report.memory.pool.pool_bytes > resident.report.memory.pool.pool_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_c_copies_weights_too(ahead):
     network = frontend.load("toy")

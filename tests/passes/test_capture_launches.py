@@ -110,6 +110,7 @@ def test_calls_of_pim_lie_between_runs(planned_modules):
     assert all(name.startswith("fused") for run in runs for name in launches(run))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("modes", ["gpu", "gpu,pim,split"])
 def test_values_and_addresses_stay(planned_modules, modes):
     inputs = [np.random.default_rng(i).uniform(-1, 1, (1, 3, 16, 16)).astype("float32") for i in range(3)]

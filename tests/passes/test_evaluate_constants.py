@@ -47,6 +47,7 @@ def module(expression) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_only_the_addition_is_left_and_the_values_are_the_same(name):
     before = module(EXPRESSIONS[name])

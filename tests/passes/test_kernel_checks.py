@@ -45,6 +45,7 @@ def faults(func, *, addresses_only=False, **arrays):
     return found
 
 
+@pytest.mark.long
 def test_all_kernels_of_a_network_hold(toy):
     checks = [check_kernel(kernel) for kernel in toy]
     assert [(check.name, check.findings) for check in checks if check.findings] == []
@@ -57,6 +58,7 @@ def test_some_blocks_stand_for_a_large_kernel(toy):
     assert 0 < check.blocks < check.all_blocks and check.compared and not check.findings
 
 
+@pytest.mark.long
 def test_kernels_of_grouped_heads_hold():
     """With three heads a group, padded rows of one group were stored over those of the next."""
     kernels = [kernel for kernel in network_kernels("tiny-lm") if "_mixed_" in kernel.name]
@@ -64,6 +66,7 @@ def test_kernels_of_grouped_heads_hold():
     assert [check_kernel(kernel).findings for kernel in kernels] == [(), (), ()]
 
 
+@pytest.mark.long
 def test_kernels_of_experts_hold():
     """Those that sort the router's shares, which TVM writes for a GPU, are compared with their operator."""
     plain = kernel_cases.decoder_kernels(2, 17, "fp16", Experts(count=5, used=2))
@@ -235,6 +238,7 @@ def test_all_blocks_show_what_they_read_of_a_result():
     assert (y == 1).all()  # nothing was computed
 
 
+@pytest.mark.long
 def test_a_fused_group_keeps_to_its_tiles():
     """Tiles of a group share one buffer: an access beyond one of them is found where they lie apart."""
     kernels = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu").schedule()
@@ -245,6 +249,7 @@ def test_a_fused_group_keeps_to_its_tiles():
     assert finding.fault is Fault.OUT_OF_BOUNDS
 
 
+@pytest.mark.long
 def test_rows_that_a_block_retains_keep_to_their_tiles():
     """Several tiles of a block one after the other; what the next one reads is not overwritten."""
     tiling = "tiles 1x8x1 retained in 2 bands"

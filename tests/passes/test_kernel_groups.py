@@ -370,6 +370,7 @@ def test_expressions_of_kernels_are_bounded(name, layer):
     assert lengths[0] >= sizes[name] // 2  # but those that fit are one kernel
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", [False, True], ids=["alone", "before a layer"])
 @pytest.mark.parametrize("name", ["sums", "choices", "larger"])
 def test_long_chains_keep_their_values(name, layer):

@@ -67,6 +67,7 @@ QUICK = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", long_but([n for n in QUICK if n in CASES], CASES))
 def test_a_shipped_case_is_right(case):
     ((inputs, outputs),) = case.data_sets

@@ -76,6 +76,7 @@ def hides_memory(executable: relax.VMExecutable) -> bool:
     return any("TVMBackendAllocWorkspace" in m.inspect_source("ll") for m in hosts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", EVERY_KIND.values(), ids=EVERY_KIND)
 def test_no_kernel_allocates(network):
     assert not hides_memory(phases.build(graph(network, (1, 14, 14, 16)), CPU))
@@ -86,6 +87,7 @@ def test_no_network_allocates_inside_kernels(name):
     assert not hides_memory(phases.build(frontend.load(name).module, CPU))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sort", "argsort", "top k", "squeeze-excite"])
 def test_no_launch_allocates_on_a_gpu(name):
     assert not hides_memory(phases.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), GPU))

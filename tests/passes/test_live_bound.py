@@ -61,6 +61,7 @@ def chosen_without_bounds(network: Network, fuse: bool):
         return chosen(network, fuse)
 
 
+@pytest.mark.long
 @given(networks(), st.booleans())
 @settings(max_examples=examples(60))
 def test_the_bound_changes_no_choice(mod, fuse):

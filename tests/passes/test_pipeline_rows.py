@@ -226,6 +226,7 @@ def test_parts_are_issued_as_soon_as_their_turn_comes(case):
             assert (place_of[position - 1, stage + 1] < place) == crosses_devices
 
 
+@pytest.mark.long
 @settings(max_examples=examples(5))
 @given(runs())
 def test_llvm_gives_the_same_bits(case):

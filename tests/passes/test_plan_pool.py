@@ -125,6 +125,7 @@ def graphs_of_parts(draw):
     return builder.get()
 
 
+@pytest.mark.long
 @settings(max_examples=examples(18))
 @given(graphs_of_parts())
 def test_any_graph_keeps_its_values(mod):
@@ -287,6 +288,7 @@ OVERWRITING = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make, count", [c[1:] for c in OVERWRITING], ids=[c[0] for c in OVERWRITING])
 def test_which_results_overwrite(make, count):
     mod = graph(make)

@@ -191,6 +191,7 @@ def test_every_form_is_described(decoder):
     )
 
 
+@pytest.mark.long
 def test_a_build_gives_what_onnx_runtime_gives(decoder):
     network, _ = decoder
     machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())

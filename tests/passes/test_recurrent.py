@@ -53,6 +53,7 @@ def test_any_recurrent_layer(kind, steps, batch, direction, bias, initial, reset
     matches_onnx_runtime(layer(kind, steps, batch, direction, bias, initial, **attributes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", [[3, 3], [1, 3], [0, 2]])
 @pytest.mark.parametrize("computed", [False, True])
 def test_sequences_that_end_early(lengths, computed):
@@ -137,6 +138,7 @@ def test_a_layer_behind_an_8_bit_layer():
 HARD = ["HardSigmoid", "LeakyRelu", "ScaledTanh"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "attributes"),
     [

@@ -135,6 +135,7 @@ def test_pools_in_every_layout_keep_bits(mod):
     assert large_tensors_inside(after) <= 1  # what is costly to compute twice
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
 def test_kernels_of_every_kind_keep_bits(network):
     mod = lower_kernels(graph(network, (1, 8, 8, 16)))

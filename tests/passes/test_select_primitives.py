@@ -61,6 +61,7 @@ PREFERENCES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preferred", long_but(["winograd"], PREFERENCES))
 def test_values_and_memory(preferred):
     mod = graph(network, (1, 14, 14, 16))

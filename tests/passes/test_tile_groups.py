@@ -206,6 +206,7 @@ def test_what_is_inside_takes_no_memory(mobile):
     assert together < 2 * 4 * 4 * 4 * 8 + 4 * (6 * 6 * 24 * 2 + 6 * 6 * 8 * 2)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6))
 @given(st.data())
 def test_chunks_of_channels_give_what_their_layers_give(data):
@@ -303,12 +304,14 @@ def run_by_threads(built, tiles, folder, *dims):
     return y, expected, multiplied
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_blocks_of_threads_give_what_the_layers_give(block_on_gpu, tmp_path):
     result, expected, _ = run_by_threads(block_on_gpu, ON_GPU, tmp_path, 2, 8, 8, 8)
     assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_blocks_keep_the_rows_that_their_next_tile_reads(tmp_path):
     """Two bands of four tiles: each block computes a row of the band once, on tensor cores and without."""
@@ -334,6 +337,7 @@ def test_blocks_keep_the_rows_that_their_next_tile_reads(tmp_path):
     assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 @pytest.mark.parametrize("channels_and_chunk", long_but([(5, 16)], [(8, 16), (8, 0), (5, 16), (40, 32)]))
 def test_products_on_tensor_cores(channels_and_chunk, tmp_path):

@@ -59,6 +59,7 @@ class Step(torch.nn.Module):
         return (y,) if self.form == "buffers" else (y, key, value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["index_copy", "index_put", "where", "buffers", "empty"])
 def test_steps_write_and_read_their_caches(form):
     """Also if the caches are one nested argument, or inputs are called as ours are."""

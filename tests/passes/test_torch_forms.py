@@ -115,6 +115,7 @@ class Functions(torch.nn.Module):
         return tuple(function(x) for function in FUNCTIONS.values())
 
 
+@pytest.mark.long
 def test_functions_give_what_pytorch_gives():
     torch.manual_seed(0)
     x = torch.randn(1, 8, 9, 7)
@@ -134,6 +135,7 @@ def test_an_index_by_a_mask_is_refused():
         frontend.load(torch.export.export(Masked(), (torch.ones(1, 2),)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", long_but(["attention", "groups"], CASES))
 def test_both_doors_take_the_same_time(case, tmp_path):
     """And what the program computes is what PyTorch computes."""

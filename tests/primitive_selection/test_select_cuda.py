@@ -135,6 +135,7 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [

@@ -93,6 +93,7 @@ def compiled(tmp_path_factory):
     return json.loads(printed[-1]), folder
 
 
+@pytest.mark.long
 def test_the_report_says_what_was_built(compiled):
     report, _ = compiled
     part = report["c_part"]
@@ -247,6 +248,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_floating_point_types(name, dtype):

@@ -116,6 +116,7 @@ def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
         assert row.figures.latency_gpu_only_ns == result.gpu_only.latency_ns
 
 
+@pytest.mark.long
 def test_whole_devices_and_who_uses_their_channels_are_settings(profiling):
     devices = settings("pim=newton-gddr6,aim-gddr6", "channel_sharing=partitioned,time-shared")
     rows = sweep(["toy"], devices, profiling=profiling)

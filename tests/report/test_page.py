@@ -56,6 +56,7 @@ def data(page: bytes, name: str):
     return json.loads(match.group(1))
 
 
+@pytest.mark.long
 def test_the_page_is_that_of_the_directory_and_seals_it(toy, tmp_path):
     directory, _ = toy
     page = (directory / "report.html").read_bytes()

@@ -78,6 +78,7 @@ def rate(name: str, value: float, gpu: str = "rtx-2060-pim32") -> tuple[tuple[st
     return (*file, index), value, value
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(FIELDS), WHOLE, REAL)
 @example(*rate("channel_spread", 0.0))
@@ -129,6 +130,7 @@ def test_rates_of_classes_of_kernels_are_above_zero(tmp_path, key):
         system(gpu=str(path))
 
 
+@pytest.mark.long
 def test_numbers_in_tables_are_drawn():
     """Of a table in a line, of a section, of one of several sections of a name."""
     drawn = {(kind, numbers(FILES[kind, name])[index][0]) for kind, name, index in FIELDS}

@@ -311,6 +311,7 @@ SIZES = re.compile(
 KINDS = [name for name in NETWORKS if not SIZES.fullmatch(name)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but([*(set(NETWORKS) - set(zoo.names())), "toy"], KINDS))
 def test_no_kernel_is_above_the_peak(name):
     graph = regions(NETWORKS[name]())

@@ -105,6 +105,7 @@ def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, t
     assert exact and several and seen
 
 
+@pytest.mark.long
 def test_outputs_are_the_same_bits_with_regions_and_without(monkeypatch):
     network, target = frontend.load("toy"), targets.target_by_name("llvm+pim")
     inputs, draw = network.example_inputs(), random.Random(3)

@@ -80,6 +80,7 @@ def test_what_a_system_has_itself_is_no_other_convention(changes, own):
     assert len(names) == len(convention_systems(system()))
 
 
+@pytest.mark.long
 def test_each_is_kept_by_itself_and_for_the_same_question_only(cache, under):
     def gains(target_system, goal, names, plan=None, cache=cache):
         search_result = search_network(target_system, goal, cache)

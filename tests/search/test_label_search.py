@@ -109,6 +109,7 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
         assert same(label.latency_ns, longest_path_ns(graph, table, label.candidates))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compared_labels", [1, COMPARED_LABELS])
 @kinds
 @given(st.data(), criteria, shares)
@@ -163,6 +164,7 @@ def test_no_cover_within_bounds_is_better(kind, data, share):
         )
 
 
+@pytest.mark.long
 @kinds
 @given(st.data(), st.sampled_from([0.0, 1.0]), shares)
 @settings(max_examples=examples(EXAMPLES))
@@ -188,6 +190,7 @@ def test_a_front_has_all_that_no_cover_beats(kind, data, static_pj_per_ns, share
     assert same_front([(label.latency_ns, label.energy_pj) for label in front], within)
 
 
+@pytest.mark.long
 @kinds
 @given(st.data(), st.sampled_from([None, 0.0, 0.3, 0.7]))
 @settings(max_examples=examples(EXAMPLES))

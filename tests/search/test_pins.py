@@ -69,6 +69,7 @@ def test_what_cannot_be_pinned(pins, error, message):
         pimflow.search("toy", pins=pins)
 
 
+@pytest.mark.long
 def test_pins_on_the_command_line(capsys, tmp_path):
     argv = (
         "compile",

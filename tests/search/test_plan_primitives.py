@@ -186,6 +186,7 @@ def _up(size_bytes):
     return (size_bytes + 63) // 64 * 64
 
 
+@pytest.mark.long
 @settings(max_examples=examples(18), deadline=None)
 @given(graphs(most=3, residuals=False), st.floats(0, 1))
 def test_a_memory_budget_binds_the_plan(graph, share):

@@ -31,6 +31,7 @@ CHANGES = {
 SYSTEMS = {name: system(channel_sharing="partitioned", **changes) for name, changes in CHANGES.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["full", "free launches", "paper"], list(SYSTEMS)))
 def test_no_combination_of_candidates_is_faster(toy, name):
     """All combinations of the GPU, PIM and two splits of every region, timed by the evaluator."""

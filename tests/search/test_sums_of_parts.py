@@ -33,6 +33,7 @@ def adding(search_result, name):
     return next((c for c in candidates if c.defers_partial_sum), None)
 
 
+@pytest.mark.long
 def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
     chosen = [c for c in searched.candidates if getattr(c.rewrite, "axis", "") == "reduction"]
     assert chosen

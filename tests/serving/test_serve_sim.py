@@ -55,6 +55,7 @@ def steps(searched, tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.long
 def test_a_stored_table_serves_the_same_bytes_as_the_searched_one(capsys, searched, steps):
     first, second = (run(capsys, *DRAWN, "--steps", steps, "--json") for _ in range(2))
     assert first == second and first[0] == 0

@@ -243,6 +243,7 @@ def unroll(nodes: tuple) -> tuple:
     return tuple(plain(node, counters) for node, counters in walk(nodes))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40), deadline=None)
 @given(layers, st.integers(1, 9), st.sampled_from((700, 3333, 1 << 40)))
 def test_loops_take_what_their_commands_take(geometry, channels, nREFI):

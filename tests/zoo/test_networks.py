@@ -320,6 +320,7 @@ class TestEveryNetwork:
             assert values.ndim == 0 or np.unique(few).size > few.size // 2, tensor.name
             assert not tensor.name.endswith(("var", "variance")) or values.min() >= 0.5
 
+    @pytest.mark.long
     def test_values_are_of_order_one_and_follow_the_input(self, drawn):
         model, seed = drawn
         session = session_of(model)
