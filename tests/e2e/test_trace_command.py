@@ -138,7 +138,8 @@ def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
 def program_layout(pim: str | Path, dtype: str) -> str:
     """One name for all devices with the same programs, which differ in timing or in narrow weights."""
     name = str(pim).removesuffix("-narrow")
-    return name.replace("newton-hbm2", "newton-gddr6") if dtype == "fp16" else name
+    alike = {"newton-hbm2": "newton-gddr6", "hbm4-pim": "hbm-pim", "lpddr5x-pim": "aim-gddr6"}
+    return alike.get(name, name) if dtype == "fp16" else name
 
 
 @pytest.mark.parametrize("name", hardware.spec_names("pim"))
