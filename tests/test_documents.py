@@ -97,6 +97,7 @@ def test_tables_of_figures_are_what_scripts_print(page):
         assert len(figures) < 2 or page.stem == "zoo", rows.partition("\n")[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_that_a_page_names_can_be_typed(page):
     for line in re.findall(r"^ {4,}(pimflow [a-z][^[\n]*)$", page.read_text(encoding="utf-8"), re.MULTILINE):

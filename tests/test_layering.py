@@ -269,6 +269,7 @@ def test_no_two_files_import_one_another():
         visit(module, ())
 
 
+@pytest.mark.long
 def test_scripts_use_only_what_is_public():
     assert [f for path in sources("scripts") for f in script_faults(path.name, path.read_text())] == []
 
@@ -382,6 +383,7 @@ def test_a_script_violation_is_seen(line):
     assert len(script_faults("script.py", line)) == 1
 
 
+@pytest.mark.long
 def test_parts_without_tvm_do_not_load_it():
     """What the source cannot show: importing the low layers leaves TVM out of the process."""
     names = (

@@ -99,6 +99,7 @@ def test_wrong_arguments_get_one_line_that_says_what_to_do(number):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_naming_what_is_public_loads_no_tvm():
     code = "import sys, pimflow; dir(pimflow), pimflow.NetworkOptions(reorder=True), pimflow.Goal()"
     check = "; pimflow.SelectionOptions(), pimflow.system(); sys.exit('tvm' in sys.modules)"
@@ -111,6 +112,7 @@ def test_what_is_listed_is_public():
     assert listed == set(pimflow.__all__)
 
 
+@pytest.mark.long
 def test_results_are_shown_in_a_line():
     search_result = pimflow.search("toy")
     memory = pimflow.plan_memory("toy")
@@ -127,6 +129,7 @@ def test_results_are_shown_in_a_line():
         pimflow.search(search_result)
 
 
+@pytest.mark.long
 def test_notebooks_show_tables_and_lines_short_texts():
     system = pimflow.system()
     for spec in (system, system.gpu, system.pim):
@@ -156,6 +159,7 @@ def test_a_class_refuses_keywords_that_it_does_not_have(name):
         public_class(1)
 
 
+@pytest.mark.long
 def test_an_old_name_is_taken_with_a_warning():
     with pytest.warns(DeprecationWarning, match="target_system= is now system="):
         assert pimflow.search("toy", target_system=pimflow.system(dtype="fp32")).system.dtype == "fp32"

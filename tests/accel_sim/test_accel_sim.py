@@ -193,6 +193,7 @@ def test_failures_of_the_simulator(more, said, tmp_path):
     assert str(caught.value).startswith(f"accel-sim '{tmp_path / 'a'}'")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", ["sys.exit(1)", "sys.exit('the end')", "import os; os._exit(0)"])
 def test_a_run_is_whole_by_its_closing_line(last, tmp_path):
     """The `main` of PIMFlow's branch returns 1."""
@@ -370,6 +371,7 @@ def store_log(folder: Path, request: KernelRequest, logs: Path) -> KernelCost:
     return cost
 
 
+@pytest.mark.long
 def test_what_it_ran_is_what_it_reads(installed, tmp_path):
     """A log that the stand-in left for a whole trace costs the same as running it."""
     logs = tmp_path / "logs"
@@ -495,6 +497,7 @@ def test_logs_that_cannot_be_believed(tmp_path):
         AccelSimLogs(str(tmp_path)).costs(REQUESTS[1:2], other_gpu, "fp16")
 
 
+@pytest.mark.long
 def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").partition("## Accel-Sim")[2]
     work = tmp_path / "work"
@@ -580,6 +583,7 @@ def test_errors_and_their_sums():
         replace_table("nothing", kernels)
 
 
+@pytest.mark.long
 def test_the_model_beside_the_simulator(installed, tmp_path, capsys):
     """The command shows each kernel's two times; logs of one kernel leave the others out."""
     source = "conv:1x32x28x28,192,1x1"

@@ -254,6 +254,7 @@ def test_split_k_stores_every_partial_sum_once(tmp_path_factory, geometry, tile,
     assert stores == Counter(C + 2 * half for half in range(2 * split * geometry.pixels * geometry.oc))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile_computes_its_products(tile):
     geometry = ConvGeometry(n=1, h=20, w=13, c=72, oc=130, kh=1, kw=1)
@@ -317,6 +318,7 @@ def test_blocks_of_a_gemv_begin_their_rows_one_after_the_other(tmp_path_factory,
         assert set(begins.values()) == {number * ROTATION_BYTES % (2 * k)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("k", [512, 4096])
 def test_rows_of_a_bad_pitch_meet_in_all_channels(tmp_path, k):
     """By what the first block of each SM reads first."""
@@ -387,6 +389,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_kernel_moves_at_least_its_footprint(layer, tmp_path):
     kernel = convolution_kernel(LAYERS[layer], "fp16", fused_input_bytes=64)

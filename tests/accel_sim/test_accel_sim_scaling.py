@@ -64,6 +64,7 @@ def costs(folder, requests=REQUESTS):
     return AccelSimLogs(str(folder)).costs(requests, GPU, "fp16")
 
 
+@pytest.mark.long
 @given(logged=st.sets(st.sampled_from(range(len(REQUESTS))), min_size=1), times=st.floats(0.3, 8.0))
 @settings(max_examples=examples(40), deadline=None, derandomize=True)
 def test_which_kernels_were_simulated_does_not_matter(logged, times, tmp_path_factory):

@@ -183,6 +183,7 @@ def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
         assert len(launches(dataclasses.replace(unscaled, **sizes), GPU, "fp16")) == 1
 
 
+@pytest.mark.long
 def test_constants_are_found_again():
     """Times that the model gives under other constants are fitted to 2 %."""
     told_by = {"step_cycles": 450.0, "kernel_cycles": 900.0, "exposed": 0.6, "channel_spread": 5.0}
@@ -200,6 +201,7 @@ def test_constants_are_found_again():
     assert np.median(abs(errors)) < 0.02
 
 
+@pytest.mark.long
 def test_a_gpu_of_ones_own_takes_them(tmp_path):
     """A file that is fitted to emitted kernels has what `emitted` reads, and is read."""
     path = tmp_path / "mine.toml"
@@ -238,6 +240,7 @@ def test_the_page_is_of_the_stored_runs():
     assert f"\nKernels that nobody had seen, {len(rows_of(UNSEEN))} runs:" in table
 
 
+@pytest.mark.long
 def test_the_table_judges_the_other_half_and_what_nobody_saw():
     few = [sample for sample in SAMPLES if sample.kind == "stream"]
     unseen = [sample for sample in SAMPLES if sample.kind == "depthwise"]

@@ -40,6 +40,7 @@ def test_the_list(capsys):
     assert all(row["description"] for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name"), EVERY)
 def test_every_value_of_a_file_is_shown(capsys, kind, name):
     """Against the file itself, not the class that read it."""
@@ -256,6 +257,7 @@ def test_the_block_of_aim_that_the_page_counts():
     assert f"{result.cycles} here" in PAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", description.LOADERS)
 def test_the_file_of_a_device_is_one_to_start_from(kind, tmp_path, capsys):
     """Printed, stored under another name and loaded, it is the device."""

@@ -172,6 +172,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=["3x3", "pointwise", "long"])
 def test_what_is_lowered_is_legal(name, geometry):

@@ -71,6 +71,7 @@ def test_an_unknown_kind_lists_what_is_near():
         parse_layer("conv2:1,1")
 
 
+@pytest.mark.long
 @given(st.text(max_size=30) | st.from_regex(r"(conv|fc):[0-9x,spd]{0,25}", fullmatch=True))
 def test_any_text_is_a_layer_or_a_usage_error(text):
     try:

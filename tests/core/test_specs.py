@@ -98,6 +98,7 @@ WRONG_FIELDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "old", "new", "message"), WRONG_FIELDS)
 def test_a_wrong_field_is_named(tmp_path, kind, old, new, message):
     with pytest.raises(SpecError, match=f"^{kind} 'mine': .*{message}"):

@@ -56,6 +56,7 @@ def test_q4_k_is_what_a_block_of_its_bits_decodes_to():
     np.testing.assert_allclose(WEIGHT_TYPES["q4_k"].round(decoded[:, None])[:, 0], decoded, rtol=0, atol=0.04)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITTEN_TYPES)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 32), blocks=st.integers(1, 3))

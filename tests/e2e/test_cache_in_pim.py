@@ -127,6 +127,7 @@ def test_kernels_between_the_products_are_those_that_are_charged(built):
         assert len(charged) == sum(group.fusible for group in between), region
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", long_but([4], [1, 2, 4]))
 def test_requests_have_positions_of_their_own(parts):
     """Two requests of two KV heads, by themselves, by request, and by head."""
@@ -243,6 +244,7 @@ def other_heads(growing: DynamicProduct) -> DynamicProduct:
 FAULTS = ("a token is not written", "another head", "a program lacks a command")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(DecoderModel(past=7, heads=2, kv_heads=2).model(), context=8)

@@ -149,6 +149,7 @@ def test_what_does_not_fit_is_refused(change, said, tmp_path, capsys):
     assert f"{path}: " in err and said in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -39,6 +39,7 @@ def test_a_faulty_kernel_is_one_line(faulty_kernels, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_relay_takes_it_from_the_pass_context(faulty_kernels):
     with tvm.transform.PassContext(config={"pimflow.check_kernels": True, "pimflow.modes": "gpu"}):
         with pytest.raises(VerificationError, match="GPU kernel"):

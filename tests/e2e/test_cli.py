@@ -31,6 +31,7 @@ def test_compile_json_is_the_report(compiled):
     assert report == json.loads((directory / "report.json").read_text())
 
 
+@pytest.mark.long
 def test_table_names_every_region_and_the_check(capsys):
     code, out, err = run(capsys, "compile toy")
     assert code == 0 and "verifying" in err
@@ -51,6 +52,7 @@ def test_what_a_compiled_directory_says_itself_is_refused(compiled, capsys):
     assert (code, out) == (2, "") and "--pim-channels: " in err and err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_plan_keeps_to_the_bounds_or_is_refused(compiled, capsys):
     plan = str(compiled[0] / "plan.json")
     for option, bound in (("--max-latency", "1ns"), ("--max-energy", "1nJ")):
@@ -126,6 +128,7 @@ def test_a_timing_that_does_not_know_the_device_is_refused_at_once(command, caps
     assert code == 3 and "absent.onnx" in err
 
 
+@pytest.mark.long
 def test_a_network_on_the_gpu_alone_needs_no_timing(capsys):
     options = ["--pim", "aim-gddr6", "--accounting", "paper", "--modes", "gpu", "--quiet", *ALONE]
     code, _, err = run(capsys, "compile toy", *options)
@@ -135,6 +138,7 @@ def test_a_network_on_the_gpu_alone_needs_no_timing(capsys):
 APART = ("--channel-sharing", "partitioned")  # a candidate each, at the channels left
 
 
+@pytest.mark.long
 def test_explain_prints_candidates_and_why(capsys):
     code, out, _ = run(capsys, "compile toy --explain block.depthwise.conv --quiet")
     assert code == 0 and "depthwise" in out and "* GPU" in out
@@ -158,6 +162,7 @@ def test_a_run_names_outputs_and_says_what_ran(capsys, compiled):
     assert [output["name"] for output in json.loads(out)["outputs"]] == [name]
 
 
+@pytest.mark.long
 def test_modes_restrict_the_candidates(capsys):
     options = ["--explain", "down.conv", "--modes", "gpu,pim", *APART, "--quiet", "--json"]
     code, out, _ = run(capsys, "compile toy", *options)
@@ -166,6 +171,7 @@ def test_modes_restrict_the_candidates(capsys):
     assert code == 0 and "label with gpu alone" in out and "all 32 channels on the GPU" in out
 
 
+@pytest.mark.long
 def test_models_lists_parameters(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and "3,504,872" in out

@@ -47,6 +47,7 @@ def test_a_command_has_a_summary_arguments_and_run(name):
     assert list(inspect.signature(command.run).parameters) == ["args"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_command_has_the_same_groups_in_the_same_order(name, columns, capsys, monkeypatch):
@@ -120,6 +121,7 @@ def test_what_cannot_be_read_is_said_in_one_line(argv, says, capsys):
     assert says in error_line(capsys, 2, *argv)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("argv", "heavy"), [("--help", "numpy"), ("run --help", "numpy"), ("devices", "onnx")]
 )

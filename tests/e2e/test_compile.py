@@ -155,6 +155,7 @@ def test_notebooks_and_shells_show_a_few_lines(toy):
     assert "latency" in compiled._repr_html_() and compiled._repr_html_().startswith("<pre>system")
 
 
+@pytest.mark.long
 def test_results_are_tables_where_pandas_is(toy, monkeypatch, tmp_path):
     directory, compiled = toy
     regions = compiled.report.to_json()["regions"]
@@ -215,6 +216,7 @@ def test_artifact_runs_in_a_fresh_process_with_only_pimflow_imported(toy, tmp_pa
     assert np.abs(np.load(tmp_path / "y.npy") - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
+@pytest.mark.long
 def test_what_was_compiled_anew_is_what_runs(tmp_path):
     """The system's loader knows the library of a place that was run from before."""
     x = np.float32([[-2, 3]])
@@ -243,6 +245,7 @@ def test_a_damaged_library_is_refused(toy, tmp_path):
         pimflow.run(tmp_path / "copy")
 
 
+@pytest.mark.long
 def test_same_inputs_same_bytes(toy, tmp_path):
     directory, _ = toy
     compile_only("toy", tmp_path / "again")
@@ -252,6 +255,7 @@ def test_same_inputs_same_bytes(toy, tmp_path):
         assert path.read_bytes() == (tmp_path / "again" / path.relative_to(directory)).read_bytes()
 
 
+@pytest.mark.long
 def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     directory, compiled = toy
     plan = Plan.load(directory / "plan.json")
@@ -267,6 +271,7 @@ def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
     assert recompiled.verification.is_verified
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -378,6 +383,7 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
     assert padded.memory.pool_bytes - plain.memory.pool_bytes <= 16 * 16 * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fc__values", "fc__stage1"])
 def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
     weights = np.random.default_rng(0).standard_normal((2048, 512), np.float32) / 32
@@ -388,11 +394,13 @@ def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
     ] and compiled.verification.is_verified
 
 
+@pytest.mark.long
 def test_fp32_mode_matches_to_rounding():
     compiled = compile_only("toy", system=system(dtype="fp32"))
     assert compiled.verification.is_verified and compiled.verification.max_relative_error < 1e-5
 
 
+@pytest.mark.long
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     def corrupt(function):
         def wrapper(program, weights):
@@ -414,6 +422,7 @@ def api_memory_image():
     return memory_image
 
 
+@pytest.mark.long
 def test_monotonicity_over_pim_channels_and_against_the_gpu():
     graph = extract_regions(frontend.load("toy").module, "toy")
     base = system()
@@ -428,6 +437,7 @@ def test_monotonicity_over_pim_channels_and_against_the_gpu():
         before = search_result.evaluation.latency_ns
 
 
+@pytest.mark.long
 def test_no_pim_channels_means_all_on_the_gpu():
     compiled = compile_only("toy", system=system(pim_channels=0))
     assert {c.mode for c in compiled.plan.choices} == {"GPU"}
@@ -466,6 +476,7 @@ def with_choice(plan: Plan, region: str, **changes) -> Plan:
     return edited_plan(plan.with_gpu_channels(), region, **changes)
 
 
+@pytest.mark.long
 def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
     """``--shape`` fixes the input; what computes on shapes is folded before the import."""
     draw = np.random.default_rng(0)
@@ -510,6 +521,7 @@ def test_inputs_by_name_may_come_in_any_order(tmp_path):
         compile_only(model, inputs={"a": a})
 
 
+@pytest.mark.long
 def test_values_beyond_fp16_say_so(toy):
     inputs = {name: x * 1e5 for name, x in zoo.example_inputs(zoo.load("toy")).items()}
     plan = with_choice(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")
@@ -542,6 +554,7 @@ def test_each_compiler_of_cuda(toy, monkeypatch, compiler):
     assert (built.kernels.compiler, built.kernels.problem) == (compiler, "")
 
 
+@pytest.mark.long
 def test_the_stand_in_and_its_kernels_can_be_timed(toy):
     search_result = toy[1].search_result
     network = frontend.load("toy")
@@ -563,6 +576,7 @@ def test_a_tolerance_of_the_user(toy):
         compile_only("toy", tolerance=-1.0)
 
 
+@pytest.mark.long
 def test_a_quantised_network_is_compiled():
     """QuantizeLinear and DequantizeLinear around a convolution of int8 weights."""
     draw = np.random.default_rng(0)

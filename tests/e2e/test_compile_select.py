@@ -34,6 +34,7 @@ def test_inferences_are_timed_beside_their_kernels(compiled):
     assert "kernels alone" in report_text.table(compilation.report, None)
 
 
+@pytest.mark.long
 def test_the_same_as_without(compiled):
     compilation, folder = compiled
     plain = pimflow.compile("toy", modes="gpu", conventions="none")

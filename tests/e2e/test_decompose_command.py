@@ -45,6 +45,7 @@ def test_what_is_built_is_the_decomposed_network(compiled):
     assert {region.role for region in compiled.search_result.graph.regions} == {"", "fconv", "core", "lconv"}
 
 
+@pytest.mark.long
 def test_the_difference_is_that_of_the_two_references(compiled):
     network = frontend.load("toy")
     change = decomposed_network.decompose(network, DecompositionRequest.parse("tucker:0.5,first=keep"))
@@ -142,6 +143,7 @@ def test_the_baseline_is_the_network_that_was_given(where, fuse):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"optimize_skips": "pool"}, {"fuse_activations": True}])
 def test_what_works_on_chains_changes_no_baseline(options):
     search_result = pimflow.search("toy", decompose="tucker:0.5", modes="gpu", **options)
@@ -151,6 +153,7 @@ def test_what_works_on_chains_changes_no_baseline(options):
     assert any("no mixed plan of the changed network beats" in reason for reason in reasons)
 
 
+@pytest.mark.long
 def test_nothing_is_decomposed_where_nothing_pays():
     """On ordinary launches, three kernels in place of one cost more; what works on chains has none."""
     options = {"optimize_skips": "pool", "fuse_activations": True, "modes": "gpu"}
@@ -166,10 +169,12 @@ def test_nothing_is_decomposed_where_nothing_pays():
     assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report_text.table(compiled.report, None)
 
 
+@pytest.mark.long
 def test_without_the_option_nothing_is_said_or_changed(capsys):
     assert run_json(capsys, "memory toy --policy best")["decomposition"] is None
 
 
+@pytest.mark.long
 def test_a_layer_of_a_chain_can_be_explained(capsys):
     options = ["--decompose", "tucker:0.5", "--cache", "none", "--quiet", "--json"]
     assert main(["compile", "toy", "--explain", "down.conv.core", *options]) == 0
@@ -212,6 +217,7 @@ def test_bad_input(arguments, code, message, capsys):
     assert message in error_line(capsys, code, *arguments, "--quiet")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "message"),
     [

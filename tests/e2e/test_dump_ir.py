@@ -41,6 +41,7 @@ def test_the_command_writes_every_pass_of_ours_and_of_tvm(tmp_path, capsys):
     assert main([*command, "--explain", "fc"]) == 2
 
 
+@pytest.mark.long
 def test_modules_are_there_after_an_error(tmp_path, monkeypatch):
     def fail(*_):
         raise UsageError("no")

@@ -127,6 +127,7 @@ def test_the_report_has_ranks_and_both_errors(data, tmp_path):
         pimflow.search("glyphs", SMALL, decompose="tucker:0.3:0.4,where=pays", plan=replanned.plan)
 
 
+@pytest.mark.long
 def test_a_bound_holds_where_all_layers_are_decomposed(tmp_path):
     with pytest.raises(InfeasibleError, match=r"error of 'toy': needs \d.*; try --max-error"):
         pimflow.search("toy", decompose="tucker:0.1", max_error=0.5)

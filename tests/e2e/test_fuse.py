@@ -85,6 +85,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     assert tiled > 2
 
 
+@pytest.mark.long
 def test_tensors_inside_take_no_memory():
     gpu_only, network = system(pim_channels=0), frontend.load("toy")
     pools = []

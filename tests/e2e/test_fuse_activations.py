@@ -48,6 +48,7 @@ def test_a_run_is_one_kernel_of_the_plan_and_of_what_is_built(searched):
     assert row.latency_ns == 0.0, "its time is that of the run, at the first region"
 
 
+@pytest.mark.long
 def test_the_plan_file_keeps_runs(searched, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(searched.plan.to_json())
@@ -70,6 +71,7 @@ def test_a_run_moves_what_is_outside_of_it(searched):
     assert fused_groups.make(generator, RUN, None, tiling).tasks[0].moved_bytes < separate_bytes
 
 
+@pytest.mark.long
 def test_without_pim_runs_are_fused_too():
     """The network that a plan is compared with fuses as the plan does."""
     gpu_only = system(pim_channels=0)

@@ -163,6 +163,7 @@ def spectrum():
     return onnx_model(nodes, {"x": [8, 128]}, {"y": [8, 64]}, weights)
 
 
+@pytest.mark.long
 def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
     system = pimflow.system(accounting="paper")
     keywords = {"conventions": "none", "system": system, "modes": "gpu,pim"}

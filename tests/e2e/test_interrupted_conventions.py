@@ -84,6 +84,7 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.long
 def test_what_was_found_until_an_interrupt_stays(tmp_path, stopped):
     out = tmp_path / "toy"
     with pytest.raises(

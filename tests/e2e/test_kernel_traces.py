@@ -82,6 +82,7 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
     assert json.loads((out / "trace.json").read_text())["gpu"] == "t4" and len(trace_folders(out)) == 1
 
 
+@pytest.mark.long
 def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
     assert run_trace(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
     names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in searched.graph.regions}

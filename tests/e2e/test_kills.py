@@ -101,6 +101,7 @@ def ends_in_time(session: int, seconds: float = 20.0) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("after", long_but(["start"], ["start", "import", "work"]))
 def test_workers_end_with_their_parent(tmp_path, stop, after):
@@ -128,6 +129,7 @@ def test_workers_end_with_their_parent(tmp_path, stop, after):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", LOST.values(), ids=LOST)
 def test_an_interrupt_is_130_and_one_line_whatever_a_library_makes_of_it(tmp_path, work):
     command = [sys.executable, "-c", COMMAND.format(work=work)]

@@ -38,6 +38,7 @@ def wide(tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_one_branch_at_a_time(wide):
     """Given: four wide maps and the stem's; then one of them, the stem's and three narrow ones."""
     _, compiled, plain = wide
@@ -116,6 +117,7 @@ def test_the_relax_pipeline_reorders_too(wide):
         pool_bytes(plan=compiled.plan)
 
 
+@pytest.mark.long
 def test_a_chain_keeps_its_order():
     search_result, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
     assert reordered.graph == search_result.graph
@@ -145,6 +147,7 @@ def test_a_table_has_no_order(tmp_path, capsys):
     assert "--reorder" in error_line(capsys, 2, "memory", tmp_path / "t.csv", "--reorder")
 
 
+@pytest.mark.long
 def test_what_a_fused_run_never_makes_is_not_live():
     """With runs fused the pool holds no wide map, and the search for an order counts none."""
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True, reorder=True)

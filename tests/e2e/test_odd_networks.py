@@ -81,6 +81,7 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "filters", "dims", "says"),
     [

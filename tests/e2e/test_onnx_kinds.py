@@ -140,6 +140,7 @@ def test_results_have_the_type_that_the_network_declares(kind, dtype):
     assert compiled.verification.is_verified
 
 
+@pytest.mark.long
 def test_bf16_is_its_bits_in_c_and_fp32_in_files(tmp_path):
     nodes = [helper.make_node("Softplus", ["x"], ["y"], "softplus")]
     typed = (TensorProto.BFLOAT16, (3, 50))
@@ -203,6 +204,7 @@ def test_casts_that_round(kind, cast, dtype):
 # ---- what is no number ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Celu", "Elu", "Selu", "Sign"])
 def test_nan_and_infinity_are_those_of_onnx_runtime(name):
     model = KINDS[name]
@@ -227,6 +229,7 @@ OF_NAN = {
 }
 
 
+@pytest.mark.long
 def test_what_is_not_a_number_stays_so():
     """One network of operators that have NaN and infinity as input, as ONNX Runtime has them."""
     nodes = [

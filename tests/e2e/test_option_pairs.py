@@ -37,6 +37,7 @@ def plan(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "arguments", "names"), IN_C)
 def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
     says = f"{names} has no effect with --target c: "
@@ -46,6 +47,7 @@ def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
     assert says in error_line(capsys, 2, *command, "--quiet")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "arguments", "names"), WITH_A_PLAN)
 @pytest.mark.parametrize("name", ["compile", "timeline"])
 def test_what_a_plan_has_decided_is_refused(options, arguments, names, name, plan, capsys):
@@ -64,6 +66,7 @@ def test_what_has_an_effect_is_not_refused(plan):
         pimflow.compile(NOTHING, target="c", modes="gpu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bound", "what"),
     [
@@ -77,6 +80,7 @@ def test_a_plan_that_keeps_to_no_bound_is_infeasible(bound, what, plan):
         pimflow.search("toy", pimflow.system(dtype="fp32"), plan=plan, **bound)
 
 
+@pytest.mark.long
 def test_a_memory_budget_bounds_a_plan_at_the_command(plan, capsys):
     command = ["compile", "toy", "--target", "cuda+pim", "--dtype", "fp32", "--select", "--device", "cuda"]
     command += ["--plan", str(plan), "--explain", "fc", "--json", "--quiet", "--cache", "none"]

@@ -47,6 +47,7 @@ def no_work(monkeypatch):
         monkeypatch.setattr(owner, name, fail)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_refused_before_the_work(capsys, tmp_path, no_work, command):
     argv, directory = COMMANDS[command]

@@ -83,6 +83,7 @@ def example(tmp_path_factory):
     return net, spec
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_compiles(example):
     directory, spec = example
     report = json.loads((directory / "report.json").read_text())
@@ -92,6 +93,7 @@ def test_the_example_of_the_page_compiles(example):
     assert artifact.load_device(directory) == spec
 
 
+@pytest.mark.long
 def test_its_directory_needs_no_file_of_the_device(example, capsys, tmp_path):
     """It runs, is simulated on the clocks that it was compiled for, judged, and traced."""
     directory, spec = example
@@ -132,6 +134,7 @@ def test_a_damaged_device_is_refused(example, tmp_path):
         simulate(next((copy / "programs").iterdir()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [{"gangs": 2}, {"columns_per_row": 16, "buffer_columns": 8}, {"timing": {**NEWTON.timing, "nCCDS": 4}}],
@@ -152,6 +155,7 @@ def test_a_known_name_does_not_stand_for_another_device(change, tmp_path):
             simulate(loose)
 
 
+@pytest.mark.long
 def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
     compiled = compile_on_pim(system(pim="aim-gddr6"), tmp_path / "net")
     assert all("pim_digest" not in program.to_json() for program in compiled.programs.values())
@@ -162,6 +166,7 @@ def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
     assert main(["trace", str(tmp_path / "net"), "--format", "aim", "-o", str(tmp_path / "aim")]) == 0
 
 
+@pytest.mark.long
 def test_tvm_compiles_for_an_own_device():
     """By `relay.build` and by the pipeline; both build what the device needs, not its namesake."""
     target_system = system(pim=replace(NEWTON, gangs=2, banks_per_gang=3))
@@ -217,6 +222,7 @@ def organisations(draw):
     return spec
 
 
+@pytest.mark.long
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(organisations(), st.integers(1, 5))
 def test_any_organisation_compiles_and_is_right(spec, channels):

@@ -32,6 +32,7 @@ def rows(out):
     return json.loads((out / "report.json").read_text())["front"]
 
 
+@pytest.mark.long
 def test_no_plan_is_beaten(compiled):
     figures = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
     assert 2 <= len(figures) <= 5
@@ -43,6 +44,7 @@ def test_no_plan_is_beaten(compiled):
     assert figures == sorted(figures)
 
 
+@pytest.mark.long
 def test_the_best_in_each_figure_is_on_the_front(compiled):
     front_rows = rows(compiled[0])
     for figure, objective in (("latency_ns", "latency"), ("energy_pj", "energy")):
@@ -84,6 +86,7 @@ def test_plans_keep_to_the_bounds():
     assert points and all(point.latency_ns < slowest for point in points)
 
 
+@pytest.mark.long
 def test_a_decomposed_network_has_a_front():
     points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
     question = SearchRequest.from_arguments(None, plan=points[-1].plan, decompose="tucker:0.25").validate()

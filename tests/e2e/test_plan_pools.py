@@ -59,6 +59,7 @@ CASES = [
 QUICK = [("wide branches", BUILDS[2])]
 
 
+@pytest.mark.long
 def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     planning, target = PoolPlanning(), targets.target_by_name("llvm+pim")
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)

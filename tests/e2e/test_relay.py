@@ -57,6 +57,7 @@ def check_close(y, reference):
     assert np.abs(y - reference).max() <= 2e-3 * np.abs(reference).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["llvm+pim", "llvm"])
 def test_wrong_values_are_refused(target):
     """What `from_onnx` gave is compared with its model, unless one asks for no verification."""
@@ -105,6 +106,7 @@ assert "pimflow.commands.compile.compile" not in sys.modules
     assert start("import tvm, pimflow").returncode == 0
 
 
+@pytest.mark.long
 def test_weights_as_parameters(toy):
     path, x, reference = toy
     mod, params = relay.frontend.from_onnx(onnx.load(path), freeze_params=False)
@@ -126,6 +128,7 @@ def test_wrong_parameters_are_named(toy):
         relay.build(mod, target="llvm+pim", params={"fc.weight": np.ones(32, np.float32)})
 
 
+@pytest.mark.long
 def test_a_target_without_pim_is_tvm_alone(toy):
     path, x, reference = toy
     mod, params = relay.frontend.from_onnx(onnx.load(path))
@@ -264,6 +267,7 @@ def test_primitives_in_the_pass_context():
         relay.build(mod, target="cuda+pim", params=params)
 
 
+@pytest.mark.long
 def test_options_that_contradict_one_another_are_refused(toy):
     mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
     for options, target, error, says in (
@@ -275,6 +279,7 @@ def test_options_that_contradict_one_another_are_refused(toy):
             relay.build(mod, target=target, params=params)
 
 
+@pytest.mark.long
 def test_the_graph_executor_has_its_calls(toy, built):
     m = graph_executor.GraphModule(built["default"](tvm.cpu()))
     assert m.get_num_inputs() == 1 and m.get_input_index("input") == 0 and m.get_input_index("x") == -1
@@ -368,6 +373,7 @@ def test_cuda_builds_anywhere(toy, tmp_path):
                 library["default"](tvm.cuda())
 
 
+@pytest.mark.long
 def test_what_was_generated_can_be_read_at_any_level_of_optimisation(toy):
     """At level 0, TVM leaves out the pass that inlines functions."""
     paper = pimflow.system(accounting="paper", timing="ramulator-pimflow")

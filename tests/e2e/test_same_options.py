@@ -43,6 +43,7 @@ def searched():
     return pimflow.search("toy", **CHAINS)
 
 
+@pytest.mark.long
 def test_a_sweep_searches_decomposed_networks(searched):
     (row,) = sweep(["toy"], ["pim_channels=16"], system(), **CHAINS)
     assert row.figures.latency_ns == searched.evaluation.latency_ns

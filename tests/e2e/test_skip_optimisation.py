@@ -129,6 +129,7 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
 
 
+@pytest.mark.long
 def test_a_copy_can_be_explained(path, capsys):
     options = ["--decompose", "tucker:0.1", "--optimize-skips", "--cache", "none", "--quiet", "--json"]
     assert main(["compile", path, "--explain", "b.lconv.copy", *options]) == 0

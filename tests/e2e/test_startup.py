@@ -96,6 +96,7 @@ def test_pytorch_can_be_imported_after_tvm(tmp_path):
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
+@pytest.mark.long
 def test_commands_load_backends_only_where_they_generate_code():
     code = (
         "from pimflow.host import partial_tvm; partial_tvm.install(); import ctypes, tvm\n"

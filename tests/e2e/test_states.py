@@ -66,12 +66,14 @@ def built(request):
     )
 
 
+@pytest.mark.long
 def test_a_build_is_verified(built):
     network, _, network_build, _ = built
     inputs = network.example_inputs()
     verify(network, network_build, system(), inputs, network.reference(inputs)).require()
 
 
+@pytest.mark.long
 def test_one_compilation_serves_every_length(built):
     """Step after step, the logits and the caches are those of a network of just this length."""
     network, _, network_build, form = built
@@ -204,6 +206,7 @@ def test_a_model_of_the_zoo_is_made_for_the_context():
         frontend.load("tiny-lm", context=1025)
 
 
+@pytest.mark.long
 def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
     """A kernel would write to the last place."""
     model, folder = str(tmp_path / "step.onnx"), str(tmp_path / "out")
@@ -228,6 +231,7 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
         compile(model, context=CONTEXT, inputs=step_inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [CONTEXT, 0], ids=["full length", "growing"])
 def test_the_caches_of_grouped_queries_are_kept(length):
     """What the operator appends by a computed position is written in place, without another input."""

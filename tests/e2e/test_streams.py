@@ -37,6 +37,7 @@ def broken_pipe() -> int:
     return write
 
 
+@pytest.mark.long
 def test_streams_that_were_closed_before(folder):
     """What is written must not get their numbers: TVM and C write to them."""
     process = run(folder, preexec_fn=lambda: [os.close(number) for number in (0, 1, 2)])

@@ -38,6 +38,7 @@ def test_a_step_says_how_long_it_takes_as_it_did_before(tmp_path, monkeypatch):
     assert other.line() == "searching … "
 
 
+@pytest.mark.long
 def test_verbose_tells_the_time_of_each_step(capsys):
     code, _, err = run(capsys, "compile toy -v --conventions none")
     lines = err.splitlines()

@@ -46,6 +46,7 @@ def assert_same(result, expected):
         assert (leaf - expected_leaf).abs().max() < 2e-3 * expected_leaf.abs().max()
 
 
+@pytest.mark.long
 def test_results_come_back_in_the_form_that_the_module_gives(module):
     size = torch.export.Dim("size")
     shapes = {"images": {name: {2: size, 3: size} for name in ("left", "right")}}
@@ -70,6 +71,7 @@ def test_results_come_back_in_the_form_that_the_module_gives(module):
         compiled(arguments["left"])
 
 
+@pytest.mark.long
 def test_a_network_that_is_no_module_is_not_called():
     with pytest.raises(UnsupportedOpError, match=r"no program of PyTorch; run its directory by pimflow\.run"):
         pimflow.compile("toy", conventions="none")()

@@ -126,6 +126,7 @@ def test_a_directory_is_traced_program_by_program(capsys, tmp_path, directory):
         assert "second" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", ["fc:600,48", "fc:3000,32", "conv:1x8x6x6,20,3x3,p1"])
 def test_a_pim_trace_of_a_layer_is_legal(capsys, tmp_path, layer):
     """Even where the fastest loop order computes in some of the gangs, which .pim cannot say."""
@@ -308,6 +309,7 @@ def test_simulate_takes_the_profilers_cycles(capsys, tmp_path, ramulator):
     assert (row["timing"], row["timing_violations"]) == ("ramulator:ramulator", None)
 
 
+@pytest.mark.long
 def test_search_takes_the_profilers_times(capsys, ramulator):
     shown = {}
     for options in ([], ["--profiler", f"pim=ramulator:{ramulator}"]):

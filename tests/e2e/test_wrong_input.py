@@ -139,6 +139,7 @@ def one_line(err: str) -> str:
     return err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "says"), [f[1:] for f in FILES], ids=[f[0] for f in FILES])
 def test_wrong_files(capsys, tmp_path, make, says):
     path, out = make(tmp_path), tmp_path / "out"
@@ -150,6 +151,7 @@ def test_wrong_files(capsys, tmp_path, make, says):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.long
 def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
     path = save_model(tmp_path, conv_net("batch"))
     assert run(capsys, "compile", path, "--shape", "x=1,4,8,8", "--quiet", *ALONE)[0] == 0
@@ -180,6 +182,7 @@ def artifact(tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 def test_an_artifact_changed_by_one_byte_is_refused(capsys, tmp_path, artifact):
     draw = np.random.default_rng(0)
     for name in sorted(p.relative_to(artifact) for p in artifact.rglob("*") if p.is_file()):

@@ -62,6 +62,7 @@ def sums(layer: PimLayer, start: np.ndarray | None) -> tuple[np.ndarray, np.ndar
     return exact + added, limit
 
 
+@pytest.mark.long
 @settings(max_examples=examples(80), deadline=None)
 @given(activation_cases())
 def test_sums_are_activated(case):
@@ -82,6 +83,7 @@ def test_sums_are_activated(case):
         assert np.array_equal(result, np.clip(bare, 0, MOST[activation])), str(schedule)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(activation_cases(), st.data())
 def test_programs_are_legal_and_exact_and_come_back(case, data):

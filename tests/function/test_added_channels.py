@@ -61,6 +61,7 @@ def operands(layer: PimLayer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x[..., :own_channels].copy(), w[..., :own_channels].copy(), x[..., own_channels:].copy()
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100), deadline=None)
 @given(adding(), st.booleans())
 def test_the_product_adds_the_tensor(layer, also_bias):

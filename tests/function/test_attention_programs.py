@@ -179,6 +179,7 @@ def test_a_row_is_full_of_keys(name):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", spec_names("pim"))
 def test_heads_of_a_group_share_the_open_row(name):
     """Where rows stay open, no more of them are opened for four query heads than for one."""

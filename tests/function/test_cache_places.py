@@ -23,6 +23,7 @@ from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.store_coverage import store_coverage
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40), deadline=None)
 @given(cases(), st.data())
 def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, data):

@@ -96,6 +96,7 @@ def swap(filters: np.ndarray) -> None:
     filters[[3, 5]] = filters[[5, 3]]
 
 
+@pytest.mark.long
 def test_what_is_stored_decides():
     """A network whose fp16 cannot be told from noise is refused, and the line says so."""
     case = NetworkCase("amplifies more")
@@ -103,6 +104,7 @@ def test_what_is_stored_decides():
         case.verify_build(build_on_stand_in(case.network)).require()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("layer", long_but(["last"], ["first", "last"]))
 @pytest.mark.parametrize("change", long_but([swap], [negate, swap]))
@@ -113,6 +115,7 @@ def test_wrong_weights_outside_pim_are_refused(cases, kind, layer, change):
         verification.require()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("layer", long_but(["last"], ["first", "last"]))
 def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
@@ -125,6 +128,7 @@ def test_a_skipped_border_outside_pim_is_refused(cases, kind, layer):
     assert all(region.matches for region in verification.regions) and not verification.is_verified
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 @pytest.mark.parametrize("change", long_but([swap], [negate, swap]))
 def test_wrong_weights_on_pim_are_refused(cases, kind, change):
@@ -134,6 +138,7 @@ def test_wrong_weights_on_pim_are_refused(cases, kind, change):
         verification.require()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["amplifies"], KINDS))
 def test_a_dropped_comp_is_refused(cases, kind, monkeypatch):
     add_region = codegen.add_region
@@ -166,6 +171,7 @@ def compile_network(capsys, folder, kind: str, *options: object) -> tuple[int, s
     return code, out, err
 
 
+@pytest.mark.long
 def test_the_report_has_both_figures(capsys, tmp_path):
     code, out, _ = compile_network(capsys, tmp_path, "amplifies")
     report = json.loads((tmp_path / "out/report.json").read_text())
@@ -186,6 +192,7 @@ def test_where_the_fixed_bound_holds_there_is_no_second_figure(capsys, tmp_path)
     assert report["tolerance"] == OUTPUT_BOUND["fp16"] and PlacedRegions.load(tmp_path / "out").bounds == ()
 
 
+@pytest.mark.long
 def test_a_refusal_is_one_line_with_both_figures(capsys, tmp_path):
     code, out, err = compile_network(capsys, tmp_path, "amplifies more")
     assert (code, out) == (5, "") and err.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -201,6 +208,7 @@ def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
     assert pimflow.infer(tmp_path / "out", compare=True).max_relative_error["llvm+pim"] < 0.05
 
 
+@pytest.mark.long
 def test_the_table_of_networks(tmp_path, monkeypatch):
     """Of an installed package's file, what installed it; of a file that is none, the line and the code."""
     scripts = Path(__file__).parents[2] / "scripts"
@@ -376,6 +384,7 @@ def test_the_first_run_rounds_to_the_nearest():
     assert (second != first).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opset", [17, 23])
 def test_shapes_and_masks_keep_their_values(opset):
     """A size that a float says, and the infinities of a mask, are what they were; in new opsets too."""
@@ -477,6 +486,7 @@ def test_a_run_that_leaves_fp16_widens_no_bound():
         assert check.bound == OUTPUT_BOUND["fp16"] and "inf" not in error_text(check)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wider, most", [(1.0, 0.01), (1.5, 0.001)])
 def test_few_right_builds_are_refused(wider, most):
     """If the errors of build and runs are draws of one normal distribution, of one degree of freedom."""

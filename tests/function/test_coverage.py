@@ -119,6 +119,7 @@ SHIFTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_a_shifted_command_is_not_exact(layer, schedule, name):
@@ -132,6 +133,7 @@ def test_a_shifted_command_is_not_exact(layer, schedule, name):
     assert not coverage_report.exact and coverage_report.missing > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHIFTS)
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_channels_that_differ_in_place_are_counted_as_each_alone(monkeypatch, layer, schedule, name):
@@ -146,6 +148,7 @@ def test_channels_that_differ_in_place_are_counted_as_each_alone(monkeypatch, la
     assert product_coverage(program) == counts and not counts.exact
 
 
+@pytest.mark.long
 @given(st.sampled_from([case.values for case in CASES]), st.data())
 @settings(max_examples=examples(150))
 def test_what_computes_wrong_values_is_not_exact(case, data):

@@ -66,6 +66,7 @@ def test_threads_that_the_system_refuses_are_done_without():
     assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", simd_variants())
 @settings(max_examples=examples(60))
 @given(layers(), st.sampled_from((0.0, 0.0, 0.01, 0.5)))

@@ -67,6 +67,7 @@ def sums_in_hardware_orders(layer: PimLayer, x: np.ndarray, w: np.ndarray) -> li
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100))
 @given(layers())
 def test_sums_in_the_order_of_the_adder_tree(layer):
@@ -220,6 +221,7 @@ def test_products_are_rounded_once(seed):
 # ---- where work and weights go ----
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60))
 @given(layers())
 def test_work_is_balanced(layer):
@@ -282,6 +284,7 @@ def test_rows_without_weights_are_zero(layer):
         assert (PimDevice(program, empty).run(x) == 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_tiles_that_share_a_row(buffers):
     """Four tiles a row, and enough of them for loops: a row is opened every fourth tile."""
@@ -310,6 +313,7 @@ def test_programs_do_not_grow_with_the_map():
 # ---- legality and sanity of what is handed over ----
 
 
+@pytest.mark.long
 @settings(max_examples=examples(80))
 @given(layers(most_channels=4))
 def test_issued_streams_are_legal(layer):

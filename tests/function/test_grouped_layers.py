@@ -87,6 +87,7 @@ def layers_in_groups(draw: st.DrawFn, pim: PimSpec) -> GroupedLayer:
     return replace(layer, pixel_begin=begin)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["newton-gddr6"], NAMES))
 @settings(max_examples=examples(20), deadline=None)
 @given(st.data())

@@ -48,6 +48,7 @@ def start_of(layer: PimLayer, initial: str) -> np.ndarray:
     return 4 * rng.standard_normal(shape, np.float32)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100), deadline=None)
 @given(latch_cases())
 def test_sums_start_from_the_values(case):
@@ -66,6 +67,7 @@ def test_sums_start_from_the_values(case):
         assert (abs(result - (exact + added)) <= limit).all(), str(schedule)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(latch_cases(), st.data())
 def test_programs_are_legal_and_exact_and_come_back(case, data):

@@ -68,6 +68,7 @@ programs = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(200))
 @given(programs)
 def test_text_round_trips(program):
@@ -424,6 +425,7 @@ WORDS = st.one_of(st.sampled_from(NUMBERS), st.sampled_from((*OTHERS, '[["LOOP",
 SCHEDULED = [LAYER.lower(schedule).to_json() for schedule in LAYER.schedules]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(600))
 @given(st.sampled_from(SCHEDULED), st.data())
 def test_any_change_is_refused_or_runs(text, data):

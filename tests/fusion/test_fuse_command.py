@@ -91,6 +91,7 @@ def test_resnet18_moves_less_with_each_step(resnet18):
     assert all(plan.time_overlapped_ns <= plan.layer_by_layer.time_overlapped_ns for plan in plans)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 def test_the_objective_is_what_gets_least(dtype):
     """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""

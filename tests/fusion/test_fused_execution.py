@@ -72,6 +72,7 @@ def run(group, placed, formulas, values):
     return {name: values[name] for name in group.output_names}, counts
 
 
+@pytest.mark.long
 @PROPERTY
 @given(cases() | cases(channels=True), st.integers(0, 2**32 - 1))
 def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
@@ -92,6 +93,7 @@ def test_a_group_computes_its_layers_and_moves_what_was_counted(case, seed):
     assert counts["stored_bytes"] == 4 * ran.stored
 
 
+@pytest.mark.long
 @settings(PROPERTY, max_examples=examples(6))
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_sums_keep_their_order(case, seed):
@@ -162,6 +164,7 @@ def test_a_network_runs_as_it_was_searched(model, on_chip):
     assert ran.counted_bytes == plan.dram_bytes
 
 
+@pytest.mark.long
 @settings(PROPERTY, max_examples=examples(5))
 @given(classifiers(), st.integers(300, 4000), st.sampled_from(("recompute", "retain")))
 def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
@@ -206,6 +209,7 @@ def test_a_plan_of_other_layers_is_refused(toy):
         execution.execute("toy", toy, baseline="folded")
 
 
+@pytest.mark.long
 def test_a_folded_layer_without_a_formula_is_named():
     """A concatenation that the convolution behind it takes in."""
     plan = fuse.fuse("squeezenet-1.1", baseline="folded", search="greedy")
@@ -236,6 +240,7 @@ def test_a_wrong_place_or_count_is_seen(toy):
         dataclasses.replace(ran, groups=(fewer, *ran.groups[1:])).require(toy)
 
 
+@pytest.mark.long
 def test_for_cuda_the_pool_is_shared_memory(toy):
     formulas = computations(zoo.load_model("toy"), toy.graph)
     target = targets.target_by_name("cuda+pim")

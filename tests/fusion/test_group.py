@@ -174,6 +174,7 @@ def bottleneck():
     return LayerGraph(name="b", layers=layers, shapes=shapes, outputs=("sum", "c"))
 
 
+@pytest.mark.long
 def test_wide_maps_go_channel_by_channel():
     """768 elements hold neither wide map (1024) nor all weights (256 each); all moves once."""
     accelerator = Accelerator(on_chip_bytes=4 * 220)
@@ -191,6 +192,7 @@ def test_wide_maps_go_channel_by_channel():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved", ["a", "c", "b", "b.weights", "c.weights"])
 def test_what_is_laid_over_a_run_is_seen(moved):
     plan = fuse_layers(bottleneck(), Accelerator(on_chip_bytes=4 * 220))
@@ -201,6 +203,7 @@ def test_what_is_laid_over_a_run_is_seen(moved):
         replay(group, dataclasses.replace(placed, offsets_bytes=wrong), 4)
 
 
+@pytest.mark.long
 @PROPERTY
 @given(graphs(most=8), st.integers(40, 2000), st.sampled_from(REUSES), st.sampled_from(HALOS))
 def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):

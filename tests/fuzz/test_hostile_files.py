@@ -158,6 +158,7 @@ def test_what_has_its_digest_is_loaded(directory):
     assert pimflow.Session(directory).caches == ()
 
 
+@pytest.mark.long
 def test_c_without_digest_is_not_built(tmp_path, capsys):
     options = ["--target", "c", "--quiet", "--jobs", 1, "--conventions", "none"]
     assert not command_failure(["compile", "toy", "-o", tmp_path / "toy", *options])
@@ -224,6 +225,7 @@ def test_forged_values_of_the_cache_are_computed_again(value, right, compiled, t
     assert capsys.readouterr().out == right
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["text", "negative", "nothing", "unknown"])
 def test_one_forged_field_makes_a_miss(change, right, compiled, tmp_path, capsys):
     """Every number, text and list in every result is another, one kind of change a run."""
@@ -320,6 +322,7 @@ GGUF_FILES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content, said", GGUF_FILES.values(), ids=GGUF_FILES)
 def test_gguf(content, said, tmp_path, capsys):
     pytest.importorskip("gguf")
@@ -415,6 +418,7 @@ PT2_FILES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("change, said", PT2_FILES.values(), ids=PT2_FILES)
 def test_pt2(change, said, exported, tmp_path, capsys):
@@ -470,6 +474,7 @@ def test_programs_of_any_length_are_timed_or_refused(channels, said, compiled, t
     assert time.process_time() - begin < SECONDS
 
 
+@pytest.mark.long
 def test_tensors_that_no_machine_holds(monkeypatch, tmp_path, capsys):
     """Refused before they are computed, by what the machine has; a search computes none."""
     monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 20)

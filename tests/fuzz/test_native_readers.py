@@ -95,6 +95,7 @@ def test_operands_of_any_size(number, place):
     assert error_line(command_tally, [*loop(3, READRES), *words])
 
 
+@pytest.mark.long
 def test_a_text_without_end_is_cut():
     endless = loop(2**31 - 1, loop(2**31 - 1, READRES))
     write = native.get("pimflow.simulators.write_trace")
@@ -134,6 +135,7 @@ TRACES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text, said", TRACES.values(), ids=TRACES)
 def test_hostile_traces(text, said, tmp_path, capsys):
     path = tmp_path / "hostile.pim"
@@ -143,6 +145,7 @@ def test_hostile_traces(text, said, tmp_path, capsys):
     assert line.startswith(f"pimflow: error: {path}") and said in line and len(line) < 400
 
 
+@pytest.mark.long
 def test_ten_million_commands(tmp_path, capsys):
     path = tmp_path / "long.pim"
     path.write_bytes(GOOD + b"0x00000000 COMP\n" * 10_000_000)

@@ -8,6 +8,7 @@ from validate_decoders import attentions, products, read_rows
 from pimflow.hardware import GpuSpec
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu, bound", [("h100-sxm", 0.1), ("a100-80gb", 0.22), ("rtx-4090", 0.1)])
 def test_products_with_weights_take_about_what_was_measured(gpu, bound):
     errors = [abs(product.error) for product in products() if product.gpu == gpu]
@@ -25,12 +26,14 @@ def test_every_row_has_a_preset_and_a_source():
         assert GpuSpec.load(row["gpu"]).name == row["gpu"] and row["source"]
 
 
+@pytest.mark.long
 def test_attention_takes_about_what_was_measured_where_it_takes_time():
     """Of decoding: kernels of a prompt are others than the measured ones, which docs/validation.md says."""
     rows = [row for row in attentions() if row.queries == 1 and row.measured_us > 300]
     assert len(rows) >= 6 and max(abs(row.error) for row in rows) <= 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu, bits", [("h100-sxm", 16), ("a100-80gb", 16), ("rtx-4090", 16)])
 def test_the_second_baseline_is_the_share_at_which_rows_read_weights(gpu, bits):
     rows = [row for row in products() if row.gpu == gpu and row.tokens == 1 and "70b" not in row.model]

@@ -134,6 +134,7 @@ def test_a_source_of_another_fit_is_kept():
     assert new_sources["mma"] == "assumed: as it was, fitted to something else"
 
 
+@pytest.mark.long
 def test_the_preset_is_what_the_fit_finds():
     refitted = fit(SIMULATED, FITTED)
     assert analytic_ns(FITTED, refitted) == pytest.approx(analytic_ns(FITTED, SIMULATED), rel=1e-2)
@@ -277,6 +278,7 @@ def test_the_choice_of_tile_is_never_worse_than_a_tile(case):
 # --- what a cost says ---
 
 
+@pytest.mark.long
 @every_gpu
 @every_kernel
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
@@ -290,6 +292,7 @@ def test_parts_of_a_cost(kernel, gpu, dtype):
     assert sum(kernel_energy_pj(kernel, cost, gpu, dtype).values()) > 0
 
 
+@pytest.mark.long
 @every_gpu
 @every_kernel
 def test_launch_is_explicit_and_apart(kernel, gpu):

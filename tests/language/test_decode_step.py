@@ -147,6 +147,7 @@ def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes
         assert actual.latency_ns == expected.latency_ns and actual.energy_pj == expected.energy_pj
 
 
+@pytest.mark.long
 def test_few_tokens_are_charged_less_than_many():
     for device, modes in (DEVICES["newton"], DEVICES["GPU"]):
         decode = decode_of(device, modes, CONTEXT)
@@ -154,6 +155,7 @@ def test_few_tokens_are_charged_less_than_many():
         assert few.ns < many.ns and few.ns_gpu_only < many.ns_gpu_only and few.pj < many.pj
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system_and_modes", long_but(["newton"], DEVICES))
 @settings(max_examples=examples(6), deadline=None)
 @given(st.integers(0, 99))
@@ -174,6 +176,7 @@ def test_decoding_with_one_step_is_prefill_of_the_whole_sequence(system_and_mode
         assert runner._executor["get_input"](name).same_as(tensor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_token", long_but([True], [True, False]))
 def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     """Requests of any lengths; the step is compiled once."""

@@ -12,6 +12,7 @@ from pimflow.commands.compile.compile_steps import decoder_part
 from pimflow.commands.shared.published_decode import PublishedDecode
 
 
+@pytest.mark.long
 def test_a_block_is_said_to_be_one_of_several():
     """And a cache to be copied, unless there is a context."""
     one_block = "one block of 12, and no output layer: all figures are of one block"

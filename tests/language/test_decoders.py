@@ -165,6 +165,7 @@ class DecoderSession:
         return results[0][0]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(40))
 @given(
     decoder=DECODERS,

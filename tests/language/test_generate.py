@@ -65,6 +65,7 @@ def greedy(decoder, weights, prompt, n):
     return tuple(tokens)
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_the_decoder_in_numpy(step_model, generation):
     result, told = generation
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
@@ -88,6 +89,7 @@ def test_figures_follow_from_one_another(generation):
     assert result.to_json().keys() == keys - {"weights_in_pim", "devices", *published}
 
 
+@pytest.mark.long
 def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch):
     """The cache is the state: whoever loses it writes something else, and logits say so."""
 
@@ -102,6 +104,7 @@ def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch
         generate(step_model, tokens=PROMPT, n=6, modes="gpu")
 
 
+@pytest.mark.long
 def test_caches_stay_where_they_are(step_model, generation):
     """A step moves its own tokens; none is copied, and each is bound once."""
     question, lengths = (
@@ -123,6 +126,7 @@ def test_caches_stay_where_they_are(step_model, generation):
     assert not {state.name for state in step.states} & {*bound}
 
 
+@pytest.mark.long
 def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch):
     """Each at its own place in the cache, as if it were alone, also where prompts go token by token."""
 

@@ -259,6 +259,7 @@ def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
     assert read_tokens(path) is None
 
 
+@pytest.mark.long
 def test_it_writes_what_its_weights_say(tmp_path, capsys):
     """Against the decoder in NumPy on weights that went through the same blocks, but through no file."""
     weights = draw(True)

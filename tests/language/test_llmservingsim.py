@@ -49,6 +49,7 @@ def test_the_simulator_gets_our_times_within_the_stated_error(exported):
     assert table["line"]["max_relative_error"] < 0.3 and len(errors) >= 5
 
 
+@pytest.mark.long
 def test_the_times_are_those_of_the_device(exported):
     """Of every channel that the request has, for other lengths too; and longer caches take longer."""
     table, pim, cache = exported

@@ -170,6 +170,7 @@ def test_both_devices_count_the_bytes_of_a_type():
     assert results[NARROW[0], "q4_0"].baseline.latency_ns == gpu_only["q4_0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NARROW)
 def test_programs_of_narrow_weights_are_legal_exact_and_right(name):
     """On each operand: values by execution, all products once, commands by the checker, text of programs."""

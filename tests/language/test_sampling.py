@@ -31,6 +31,7 @@ def softmax(x):
     return shares / shares.sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "kept"), [({}, [0, 1, 2, 3, 4]), ({"top_k": 3}, [0, 1, 4]), ({"top_p": 0.5}, [0, 4])]
 )
@@ -45,6 +46,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(options, kept):
     assert draws[:50] != [Sampler(temperature=2.0, seed=1, **options).choose(LOGITS, n) for n in range(50)]
 
 
+@pytest.mark.long
 def test_a_choice_is_certain_if_no_logits_within_the_error_change_it():
     """Against choices by many such logits, for all kinds of limits."""
     rng = np.random.default_rng(3)

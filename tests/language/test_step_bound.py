@@ -32,6 +32,7 @@ def without_launches(pim: str, channels: int) -> System:
     return replace(system, channel_mode_switch_ns=0.0)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     pim=st.sampled_from(DEVICES),

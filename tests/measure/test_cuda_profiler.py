@@ -142,6 +142,7 @@ def script_without_name(func) -> str:
     return func.without_attr("global_symbol").script() if "global_symbol" in func.attrs else func.script()
 
 
+@pytest.mark.long
 def test_measured_kernels_are_those_of_a_build():
     """The toy's convolutions with a ReLU behind them, fp16 on both sides, loop for loop."""
     network = frontend.load("toy")
@@ -228,6 +229,7 @@ SMALL = convolution_kernel(replace(CONV, h=2, w=2), "fp32")
 LARGE = convolution_kernel(replace(CONV, h=32, w=32, c=64, oc=64), "fp32")
 
 
+@pytest.mark.long
 def test_costs_come_in_order_and_equal_kernels_are_built_once(cpu, monkeypatch):
     built = []
     real = cuda_profiler.primitive
@@ -263,6 +265,7 @@ def test_launches_set_to_zero_stay_zero(cpu):
     assert cost.launch_ns == 0.0 and cost.provenance is Provenance.MEASURED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["primitive", "compile_primitives", "arguments"])
 def test_one_kernel_that_fails_does_not_lose_the_others(monkeypatch, stage):
     """Whether it cannot be scheduled, compiled or run."""
@@ -334,6 +337,7 @@ def test_a_card_that_the_system_does_not_describe(cpu, monkeypatch, card, gpu, f
     cpu._require_card(replace(spec, cuda_names=(card,)))
 
 
+@pytest.mark.long
 def test_rows_put_models_beside_measurements(cpu):
     v100 = GpuSpec.load("v100")
     rows = kernel_rows([("a", LARGE), ("b", STREAM)], cpu, v100, "fp32", [Analytic(), Learned()])
@@ -345,6 +349,7 @@ def test_rows_put_models_beside_measurements(cpu):
     assert [rows[0][size] for size in ("kind", "m", "macs")] == [LARGE.kind, LARGE.m, LARGE.macs]
 
 
+@pytest.mark.long
 def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, capsys, tmp_path):
     """On stderr, one line each, unless it is to be quiet; the costs are then analytic."""
     monkeypatch.setattr(cuda_profiler.targets, "local_cuda", lambda: CPU)
@@ -365,6 +370,7 @@ def test_a_command_tells_of_kernels_that_are_not_measured(cpu, monkeypatch, caps
     assert all(line.startswith("pimflow: ") and line.endswith(": no room") for line in said[False])
 
 
+@pytest.mark.long
 def test_launches_of_a_primitive_share_what_they_take_together(cpu):
     """As the model would share it; measured once, whichever of them is asked for."""
     layer = ConvGeometry(n=1, h=12, w=12, c=8, oc=8, kh=3, kw=3, padding=(1, 1, 1, 1))

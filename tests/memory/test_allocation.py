@@ -124,6 +124,7 @@ def networks(draw) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6), deadline=None)
 @given(networks())
 def test_every_way_to_allocate_gives_the_same_bits(model):

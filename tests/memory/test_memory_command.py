@@ -89,6 +89,7 @@ def test_errors_are_one_line_and_a_code(arguments, code, message, capsys):
     assert message in error_line(capsys, code, "memory", *arguments, "--quiet")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
 def test_plots(tmp_path, suffix, capsys):
     if suffix != ".html":
@@ -142,6 +143,7 @@ def network(capsys, *options):
     return run_json(capsys, "memory toy", *options)
 
 
+@pytest.mark.long
 def test_a_network(capsys):
     row = network(capsys)
     assert row["optimal"] and row["pool_bytes"] == row["lower_bound_bytes"] == row["policies"]["exact"]
@@ -152,6 +154,7 @@ def test_a_network(capsys):
     assert row["eager_allocations"] == len(row["allocations"]) == 8 and row["lazy_groups"] == 8
 
 
+@pytest.mark.long
 def test_batches_of_a_network(capsys):
     """Twice the inferences, twice the bytes: weights lie elsewhere."""
     single, double = network(capsys), network(capsys, "--batch", "2")
@@ -168,6 +171,7 @@ def test_half_the_bytes_on_a_gpu(capsys):
     assert gpu["eager_bytes"] == (cpu["eager_bytes"] - 40) / 2 + 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [

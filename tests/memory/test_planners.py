@@ -196,6 +196,7 @@ def test_nothing_to_plan():
     assert plan.offsets_bytes == {"empty": 0, "there": 8}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["A", "D", "F", "I"])
 def test_minimalloc_instances_fit(name):
     lifetimes = csv_form.read(DATA / f"{name}.1048576.csv")
@@ -205,6 +206,7 @@ def test_minimalloc_instances_fit(name):
     certify(lifetimes, plan, {csv_form.MEMORY: CAPACITY_BYTES})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [40, 150, 400])
 def test_networks_are_proved(layers):
     for seed in range(3):

@@ -87,6 +87,7 @@ def concatenate(blocks):
     return StepGraph(steps=steps, size_bytes=size_bytes, inputs=("0/in",), outputs=(f"{len(blocks)}/in",))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", long_but([0], range(2)))
 def test_a_network_of_blocks_is_proved_block_by_block(seed):
     blocks = []

@@ -73,6 +73,7 @@ def run(module: tvm.IRModule, target_system, inputs, allocation="pool", times=1)
     return [tensor.numpy().tobytes() for tensor in tensors], plans[-1].pool_bytes if plans else 0
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6), deadline=None)
 @given(networks(), st.sampled_from([0, 1, 3, 100]))
 def test_streamed_weights_give_the_same_bits(model, ahead):
@@ -124,6 +125,7 @@ def test_the_pool_is_one_allocation_of_weights_and_tensors():
     assert weight_bytes == planned.internal.weight_bytes > planned.plan.pool_bytes - resident.plan.pool_bytes
 
 
+@pytest.mark.long
 def test_weights_that_come_earlier_take_more():
     pools = [
         pimflow.plan_memory("toy", system(weights="streamed", copy_ahead=ahead)).plan.pool_bytes
@@ -132,6 +134,7 @@ def test_weights_that_come_earlier_take_more():
     assert pools == sorted(pools) and pools[0] < pools[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_nothing_is_left_to_stream(ahead):
     """No kernel reads a constant, and the pass finds nothing more; nor where there are no weights."""

@@ -4,6 +4,7 @@ import pytest
 from papers import deep_fusion_terms as terms
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", terms.DTYPES)
 def test_a_price_without_terms_is_never_higher(dtype):
     graph, system = terms.gpu_alone("toy", dtype)

@@ -89,6 +89,7 @@ def attention(mask=None):
 CAUSAL = np.where(np.tri(4, dtype=bool), 0, -np.inf).astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mask", [None, CAUSAL, np.zeros((2, 1, 1, 4), np.float32)], ids=["none", "causal", "zeros"]
 )
@@ -129,6 +130,7 @@ def group_norm(emit, x, groups=2, scale=(6, 1, 1), shift=(6, 1, 1), flat=None):
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "parts", [{}, {"scale": None}, {"shift": (1, 6, 1, 1)}, {"scale": None, "shift": None}]
 )

@@ -101,6 +101,7 @@ def residual_block() -> onnx.ModelProto:
     return shaped_model(nodes, {"x": (1, 3, 8, 8)}, constants, ["fc"])
 
 
+@pytest.mark.long
 def test_a_network_from_onnx():
     model = residual_block()
     before, after = onnx_graph.import_onnx(model), onnx_graph.from_onnx(model)

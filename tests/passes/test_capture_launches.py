@@ -93,6 +93,7 @@ class GraphRuntime:
                 tvm_ffi.registry.remove_global_func(f"vm.builtin.cuda_graph.{name}")
 
 
+@pytest.mark.long
 def test_what_lies_between_input_and_result_is_one_launch(planned_modules):
     module = captured(planned_modules["gpu"])
     assert launches(module["main"])[1:-1] == ["graph"]

@@ -29,6 +29,7 @@ def choice(condition: str, result: str, then=None, otherwise=None) -> onnx.NodeP
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_constant_condition(fast):
     model = onnx_model([choice("fast", "y")], {"x": (2, 3)}, {"y": (2, 3)}, {"fast": np.array(fast)})
@@ -79,6 +80,7 @@ def test_conditions_on_sizes_that_constants_decide():
     assert y.tolist() == [0, 1, 1, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [3.0, 30.0])
 def test_a_computed_condition_chooses_between_results(rate):
     nodes = [helper.make_node("Greater", ["rate", "limit"], ["fast"]), choice("fast", "y")]
@@ -127,6 +129,7 @@ ALWAYS = helper.make_node("Identity", ["go"], ["keep"])
 TWICE = helper.make_node("Less", ["i", "two"], ["keep"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trips", "condition", "keep"),
     [("three", "yes", ALWAYS), ("three", "", ALWAYS), ("", "yes", TWICE), ("three", "yes", TWICE)],
@@ -150,6 +153,7 @@ def test_a_loop_that_ends_by_what_it_computes():
         onnx_graph.from_onnx(zoo.load_model(model))
 
 
+@pytest.mark.long
 def test_a_loop_of_too_many_trips():
     model = loop("three", "yes", ALWAYS)
     model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(np.array(10**9), "three"))
@@ -157,6 +161,7 @@ def test_a_loop_of_too_many_trips():
         onnx_graph.from_onnx(zoo.load_model(model))
 
 
+@pytest.mark.long
 def test_loops_of_too_many_nodes_end_soon():
     steps = [helper.make_node("Relu", ["b"], [f"r{number}"]) for number in range(200)]
     with pytest.raises(UnsupportedOpError, match="more than 20000 nodes"):
@@ -165,6 +170,7 @@ def test_loops_of_too_many_nodes_end_soon():
         onnx_graph.from_onnx(zoo.load_model(model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backward", [0, 1])
 def test_a_scan(backward):
     element, state = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (3,)) for name in ("e", "s"))

@@ -115,6 +115,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     tvm.ir.assert_structural_equal(Decompose({"fc": chain})(DecomposedBefore), DecomposedExpected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", long_but(["tucker"], METHODS))
 def test_a_network_at_full_rank_computes_what_it_did(method):
     before = module(residual)
@@ -143,6 +144,7 @@ def test_stride_padding_dilation_and_groups_are_kept(data):
     assert close(before, after)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(9), derandomize=True, deadline=None)
 @given(st.data())
 def test_transposed_convolutions_are_decomposed_as_such(data):
@@ -300,6 +302,7 @@ def test_names_of_other_layers_stay_even_if_they_are_those_of_a_chain():
     assert roles(after).keys() == {"a.fconv_", "a.core", "a.lconv"}
 
 
+@pytest.mark.long
 def test_it_compiles_as_pimflow_compiles():
     before = module(residual)
     after = Decompose(chains(before, "tt"))(before)

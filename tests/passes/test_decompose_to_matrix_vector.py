@@ -74,6 +74,7 @@ def test_other_convolutions_stay():
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(NotDense), NotDense)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(8))
 @given(st.data())
 def test_any_dense_convolution(data):

@@ -74,6 +74,7 @@ def module_with_input(expression) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.long
 def test_tvm_compiles_what_is_not_known_here():
     """A function of constants; of what such a function gives; of nothing at all; of a shape."""
     exp, folded = relax.op.exp, relax.transform.FoldConstant()

@@ -131,6 +131,7 @@ def test_layers_keep_the_names_of_their_nodes(given_names):
     check_names(*given_names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lv", "lv1", "gv", "main", "x", "7", "w0", "a_b", "maximum", "conv.out"])
 def test_names_that_something_else_has_too(name):
     """Automatic variables, functions, inputs and weights have names of their own."""

@@ -68,6 +68,7 @@ def encoder(emit, x):
     return x
 
 
+@pytest.mark.long
 def test_residuals_and_norms_between_products_follow_them():
     before = module((1, 5, 4), encoder)
     after = FlattenProducts()(before)
@@ -99,6 +100,7 @@ OFFSETS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
 def test_what_is_not_the_same_for_each_row_is_added_to_the_whole(offset):
     before = module((2, 3, 4), lambda emit, x: op.add(emit(op.matmul(x, constant(4, 4))), offset(emit, x)))
@@ -148,6 +150,7 @@ def program_module(program) -> tvm.IRModule:
     return module(dims, body)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12))
 @given(programs())
 def test_no_product_keeps_leading_axes_and_no_value_changes(program):

@@ -146,6 +146,7 @@ def test_results_of_an_embedding():
     matches_onnx_runtime(foreign_model([node], ids, results, weights))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_weights_of_a_few_bits(bits, zeros):

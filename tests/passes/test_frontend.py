@@ -45,6 +45,7 @@ def matches_onnx_runtime(model: onnx.ModelProto, mod: tvm.IRModule | None = None
         assert abs(result - expected).max() <= BOUND * abs(expected).max()
 
 
+@pytest.mark.long
 def test_the_toy_of_the_zoo():
     network = frontend.load("toy")
     matches_onnx_runtime(zoo.load("toy"), network.module)
@@ -67,6 +68,7 @@ WEIGHTS = {"w": weight(4, 3, 3, 3), "v": weight(4, 4, 1, 1)}
 SHAPES = {"x": (1, 3, 6, 6)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("operands", "additions"), [("a b", 1), ("a b a", 2), ("a b a b", 3)])
 def test_a_sum_is_additions(operands, additions):
     nodes = [CONV, node("Conv", "a v", "b"), node("Sum", operands, "y")]
@@ -77,6 +79,7 @@ def test_a_sum_is_additions(operands, additions):
     matches_onnx_runtime(model, mod)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operands", ["a", "a b", "a c", "a b one c"])
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_a_maximum_of_any_number_of_operands(op, operands):
@@ -85,6 +88,7 @@ def test_a_maximum_of_any_number_of_operands(op, operands):
     matches_onnx_runtime(model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", ["Sum", "Identity", "Dropout"])
 def test_an_operator_of_one_operand_that_does_nothing(op):
     for nodes in ([CONV, node(op, "a", "y")], [CONV, node(op, "a", "b"), node("Relu", "b", "y")]):
@@ -94,6 +98,7 @@ def test_an_operator_of_one_operand_that_does_nothing(op):
         matches_onnx_runtime(model, mod)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bounds", "kind"),
     [({"min": 0.0, "max": 6.0}, "clip"), ({"min": 0.0}, None), ({"max": 0.5}, "clip"), ({}, None)],
@@ -115,6 +120,7 @@ def test_clips_of_every_opset(bounds, kind, opset):
     matches_onnx_runtime(model, mod)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", [[2, 3], [1], [-1], [0, 2]])
 def test_reductions_over_any_axes(axes, keepdims):
@@ -123,6 +129,7 @@ def test_reductions_over_any_axes(axes, keepdims):
     matches_onnx_runtime(shaped_model([CONV, reduce], SHAPES, WEIGHTS, ["y"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("op", "operands", "results", "attributes"),
     [
@@ -170,6 +177,7 @@ def test_axes_counted_from_the_end(nodes):
     matches_onnx_runtime(shaped_model([CONV, *nodes], SHAPES, weights, ["y"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("index", [1, -1])
 def test_an_element_is_a_slice(axis, index):
@@ -192,6 +200,7 @@ def with_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_operators_of_old_opsets(mode):
     nodes = [
@@ -237,6 +246,7 @@ def test_a_network_that_only_looks_at_its_inputs_copies_them():
     assert not region.is_view and region.output_elements == np.prod(SHAPES["x"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read", [False, True])
 def test_places_of_maxima(read):
     """If nobody reads them, the layer stays a pooling."""
@@ -289,6 +299,7 @@ def test_statistics_of_each_element():
     matches_onnx_runtime(onnx_model([node], {"x": (1, 2, 3, 3)}, {"y": (1, 2, 3, 3)}, weights, opset=7))
 
 
+@pytest.mark.long
 def test_samples_of_a_map_of_one_row():
     """At its corners, and reflected there."""
     node = helper.make_node(
@@ -414,6 +425,7 @@ def networks(draw):
     return shaped_model(nodes, {"x": (1, 3, 8, 8)}, weights, outputs)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12))
 @given(networks())
 def test_any_network(model):

@@ -58,6 +58,7 @@ def chains(draw) -> tvm.IRModule:
     )
 
 
+@pytest.mark.long
 @given(mod=chains())
 @settings(max_examples=examples(6), deadline=None)
 def test_one_kernel_gives_the_same(mod):
@@ -85,6 +86,7 @@ def assert_alike(mod: tvm.IRModule, together: tvm.IRModule) -> None:
     assert np.allclose(ran(together, values), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation", long_but([*ACTIVATIONS][::6], [*ACTIVATIONS]))
 def test_any_activation_is_in_the_kernel(activation):
     """Of a count of channels that fills no vector."""
@@ -196,6 +198,7 @@ def roles_of(network, *shapes) -> tvm.IRModule:
     return with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})
 
 
+@pytest.mark.long
 def test_the_last_region_of_a_run_may_go_on_pixel_by_pixel():
     """It is one kernel for a plan too, which knows regions alone."""
     mod = roles_of(with_part, (1, 5, 7, 8), (1, 5, 7, 4))

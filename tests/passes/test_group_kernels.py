@@ -132,6 +132,7 @@ class ResidualGrouped:
         return next
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "expected"), [(LayerWithEpilogue, EpilogueGrouped), (GroupedResidual, ResidualGrouped)]
 )

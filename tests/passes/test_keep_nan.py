@@ -66,6 +66,7 @@ def computed(params: list[relax.Var], result: relax.Expr, operands: list[np.ndar
     return y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("name", UNARY)
 def test_clamps(name, dtype):
@@ -82,6 +83,7 @@ def test_clamps(name, dtype):
     np.testing.assert_array_equal(y, expected(x).astype(dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(8,), (1,), ()])
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
 def test_maxima(name, shape):

@@ -42,6 +42,7 @@ class StepMachine:
         return self.machine["main"](*operands)[0].numpy()
 
 
+@pytest.mark.long
 def test_a_window_from_lengths_follows_the_position():
     """Its constant mask hides the first places of a full cache, where the step's tokens begin."""
     step, past = StepMachine(frontend.load(decoder(CONTEXT - 1, "window"), context=CONTEXT)), None
@@ -62,6 +63,7 @@ def test_another_mask_from_lengths_is_refused():
     assert frontend.load(decoder(CONTEXT - 1, "second")).states == ()
 
 
+@pytest.mark.long
 def test_an_input_called_position_is_the_models_own():
     """The one that is added has another name, and alone says where the tokens are."""
     base = decoder(CONTEXT - 1, "")

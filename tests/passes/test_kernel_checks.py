@@ -52,6 +52,7 @@ def test_all_kernels_of_a_network_hold(toy):
     assert all(check.blocks == check.all_blocks and check.compared for check in checks)
 
 
+@pytest.mark.long
 def test_some_blocks_stand_for_a_large_kernel(toy):
     kernel = max(toy, key=lambda k: check_kernel(k).all_blocks)
     check = check_kernel(kernel, work=1)

@@ -74,6 +74,7 @@ def SqueezedLast(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2),
     return y
 
 
+@pytest.mark.long
 def test_what_scales_a_map_joins_no_layer_of_one_pixel():
     assert grouping(Squeezed) == [["map"], ["mean"], ["excited", "scale"], ["scaled", "project", "y"]]
     runs_alike(Squeezed)
@@ -319,6 +320,7 @@ def test_groups_of_any_graph_can_run_one_after_the_other(mod):
     assert mod["main"].body.body in available
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15))
 @given(graphs_of_operators(opaque=False))
 def test_any_graph_keeps_its_values(mod):
@@ -359,6 +361,7 @@ def chain(operator, length: int, *, layer: bool) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", [False, True], ids=["alone", "before a layer"])
 @pytest.mark.parametrize("name", CHAINS)
 def test_expressions_of_kernels_are_bounded(name, layer):

@@ -24,12 +24,14 @@ extern "C" __global__ void __launch_bounds__(64) spread(float* y, int n) {
 """
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_binary_tells_its_resources():
     kernel = compiled_kernels(cubin(SOURCE, "sm_75"))["spread"]
     assert kernel.local_bytes == 128 and 8 <= kernel.registers <= 255
 
 
+@pytest.mark.long
 @needs_compiler
 def test_kernels_keep_all_limits():
     launches = launch_resources(kernel_cases.product_kernels(129, 129, 129, "fp16"), ["sm_75"])

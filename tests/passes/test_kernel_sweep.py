@@ -49,6 +49,7 @@ def test_any_product(rows, columns, depth, batch, dtype):
     require(kernel_cases.product_kernels(rows, columns, depth, dtype, batch))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(24))
 @given(
     st.integers(1, 17), EXTENTS, EXTENTS, st.sampled_from([1, 3, 5]), st.integers(1, 2), st.booleans(), DTYPES

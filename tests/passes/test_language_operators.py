@@ -98,6 +98,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", long_but(["a step with angles", "a cache of fixed length"], GROUPED))
 def test_grouped_queries(made):
     require_alike(*gqa_model(**made), places=made["past"] + made["tokens"])
@@ -111,6 +112,7 @@ def test_grouped_queries_are_one_call_over_the_cache():
     assert attention.positioned and attention.causal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attributes", [{"sliding_window_cache": 1}, {"k_quant_type": "PER_TENSOR"}])
 def test_what_is_not_supported_is_refused_by_name(attributes):
     model, _ = gqa_model(5, 1, **attributes)
@@ -156,11 +158,13 @@ def experts_model(rows: int, activation_type: str, biased: bool = True, **attrib
     return model, inputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", long_but(["a few rows", "many rows"], EXPERTS))
 def test_experts_of_microsoft(made):
     require_alike(*experts_model(**made))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "says"),
     [({"activation_type": "tanh"}, "'tanh'"), ({"activation_type": "swiglu"}, "do not take turns")],

@@ -142,6 +142,7 @@ def test_merged_lconvs_compute_the_same_on_llvm(before):
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activation", long_but(["relu"], ["relu", "sigmoid", None]))
 def test_split_fconvs_compute_the_same_on_llvm(activation):
     before = joint_layers((activation, "relu"))
@@ -154,6 +155,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
     tvm.ir.assert_structural_equal(SplitConcat()(after), after)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(24), derandomize=True, deadline=None)
 @given(networks())
 def test_any_network_computes_the_same_in_every_form(before):

@@ -82,6 +82,7 @@ def test_no_kernel_allocates(network):
     assert not hides_memory(phases.build(graph(network, (1, 14, 14, 16)), CPU))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["toy"], ["toy", "mobilenet-v2"]))
 def test_no_network_allocates_inside_kernels(name):
     assert not hides_memory(phases.build(frontend.load(name).module, CPU))
@@ -93,6 +94,7 @@ def test_no_launch_allocates_on_a_gpu(name):
     assert not hides_memory(phases.build(graph(EVERY_KIND[name], (1, 14, 14, 16)), GPU))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "target"), [("exp first", CPU), ("argsort", GPU)])
 def test_hidden_memory_is_seen(name, target):
     nothing = tvm.transform.module_pass(lambda mod, _: mod, opt_level=0)
@@ -212,6 +214,7 @@ class Module:
     assert workspaces(lift_workspaces(exceeds)) == [("kernel", [STACK_BYTES // 4])]
 
 
+@pytest.mark.long
 def test_a_shape_is_that_of_the_call():
     """TVM's sum over a GPU has buffers of its operand's shape, whatever that is."""
     mod = graph(lambda emit, x: emit(op.cumsum(x, 1)), (3, 700))

@@ -28,6 +28,7 @@ def pool_bytes(mod, fuse: bool) -> int:
     return skips.estimate_pool_bytes(replace(TOY, module=mod), SYSTEM, fuse)
 
 
+@pytest.mark.long
 @given(networks(), st.booleans(), st.data())
 @settings(max_examples=examples(60))
 def test_no_pool_is_smaller(mod, fuse, data):
@@ -69,6 +70,7 @@ def test_the_bound_changes_no_choice(mod, fuse):
     assert chosen(network, fuse) == chosen_without_bounds(network, fuse)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fuse", [False, True])
 def test_the_bound_changes_no_choice_in_a_network_from_onnx(fuse):
     options = NetworkOptions(decompose="tucker:0.25")

@@ -86,6 +86,7 @@ def test_a_copy_is_made_right_before_the_distant_use():
     tvm.ir.assert_structural_equal(optimize(CopiedSkipBefore, ["v"], distance=3), CopiedSkipBefore)
 
 
+@pytest.mark.long
 def test_the_same_bits_on_llvm_and_nothing_left_to_do():
     before = hourglass()
     after = optimize(before, ["a_out"])

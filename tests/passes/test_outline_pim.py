@@ -348,6 +348,7 @@ class ExpectedBoth:
         return w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "expected", "fc"),
     [

@@ -60,6 +60,7 @@ def PipelinedRowsExpected(x: R.Tensor((1, 4, 4, 8), "float32")):
     return y
 
 
+@pytest.mark.long
 def test_rewrite():
     after = PipelineRows([RUN])(PipelinedRowsBefore)
     tvm.ir.assert_structural_equal(after, PipelinedRowsExpected)
@@ -187,6 +188,7 @@ def apply_or_reject(mod: tvm.IRModule, run: Pipeline) -> tvm.IRModule:
         assume(False)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60))
 @given(runs())
 def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):

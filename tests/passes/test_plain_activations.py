@@ -131,6 +131,7 @@ def test_a_part_that_is_read_elsewhere_too_is_left():
     ir.assert_structural_equal(PlainActivations()(before), before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slopes", [1, 8])
 def test_a_prelu_joins_the_kernel_of_its_convolution(slopes):
     """With one slope, or one a channel, which the layout moves."""

@@ -137,6 +137,7 @@ def test_any_graph_keeps_its_values(mod):
     assert storages == ([plan(liveness.lifetimes).pool_bytes] if liveness.lifetimes else [])
 
 
+@pytest.mark.long
 @settings(max_examples=examples(90))
 @given(graphs_of_parts())
 def test_what_shares_bytes_of_any_graph(mod):

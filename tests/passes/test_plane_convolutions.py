@@ -56,6 +56,7 @@ LINES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LINES)
 def test_lines_are_planes_of_height_one(name):
     before = module(LINES[name], dims=LINE)
@@ -65,6 +66,7 @@ def test_lines_are_planes_of_height_one(name):
     ir.assert_structural_equal(PlaneConvolutions()(after), after)
 
 
+@pytest.mark.long
 def test_what_lies_between_convolutions_moves_nothing():
     before = module(chain, dims=LINE)
     assert same_bits(before, PlaneConvolutions()(before))
@@ -86,6 +88,7 @@ WINDOWS = {  # by window, the rows and columns of the window of planes; None if 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_in_space_that_are_flat_or_deep_are_of_planes(window):
     padding = [size // 2 for size in window]
@@ -110,6 +113,7 @@ def test_windows_in_space_that_are_flat_or_deep_are_of_planes(window):
     assert (geometry.kh, geometry.kw) == WINDOWS[window]
 
 
+@pytest.mark.long
 def test_frames_and_rows_alternate():
     """As in a network whose windows are flat, then deep: R(2+1)D."""
 

@@ -78,6 +78,7 @@ def test_a_bias_goes_through_an_unpadded_convolution():
     tvm.ir.assert_structural_equal(PushBias()(PushedBiasBefore), PushedBiasExpected)
 
 
+@pytest.mark.long
 def test_projections_of_residual_blocks_end_without_a_bias():
     def body(builder, x):
         first = bias(builder, conv(builder, x, seed=3), seed=4)
@@ -119,6 +120,7 @@ def test_a_bias_stays_if_one_of_two_readers_does_not_take_it():
     tvm.ir.assert_structural_equal(PushBias()(before), before)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15), derandomize=True, deadline=None)
 @given(st.data())
 def test_graphs_keep_their_values_and_a_second_run_changes_nothing(data):

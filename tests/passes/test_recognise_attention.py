@@ -175,6 +175,7 @@ def decoder(request):
     return frontend.load(DecoderModel(**request.param).model()), request.param
 
 
+@pytest.mark.long
 def test_every_form_is_described(decoder):
     network, options = decoder
     (attention,) = attention_calls(network.module)
@@ -278,6 +279,7 @@ def attentions(draw):
     )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(24))
 @given(attentions(), st.integers(0, 3))
 def test_the_operators_compute_what_the_description_says(attention, seed):
@@ -298,6 +300,7 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     np.testing.assert_allclose(got, attend(attention, q, k, v, **given), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("shifted", [False, True])
 def test_scores_that_no_key_stands_for_are_sinks(shifted):
@@ -328,6 +331,7 @@ def test_scores_that_no_key_stands_for_are_sinks(shifted):
     np.testing.assert_allclose(got.numpy(), step(*operands).detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.parametrize("masked", long_but(["plain"], {"plain": False, "a mask that hides all": True}))
 def test_a_step_of_pytorch_reads_the_cache_where_it_lies(masked):

@@ -71,6 +71,7 @@ def test_sequences_that_end_early(lengths, computed):
         np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_weights_that_depend_on_constants():
     model = layer("GRU")
     stored = model.graph.initializer[0]

@@ -64,6 +64,7 @@ def registers_outside(body: tirx.Stmt) -> list[tirx.Buffer]:
 SCANS = [(relax.op.cumsum, axis, exclusive) for axis in (0, 1, 2) for exclusive in (False, True)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scan", "axis", "exclusive"), [*SCANS, (relax.op.cumprod, 1, False)])
 def test_scans_along_any_axis(scan, axis, exclusive):
     x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))

@@ -78,6 +78,7 @@ def convolutions(draw) -> tvm.IRModule:
     return lower_kernels(graph(network, (n, h + k, w + k, channels)))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12))
 @given(convolutions())
 def test_convolutions_keep_bits(mod):
@@ -103,6 +104,7 @@ def reductions(draw) -> tvm.IRModule:
     return lower_kernels(graph(network, (batch, m, k)))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12))
 @given(reductions())
 def test_reductions_keep_bits(mod):
@@ -160,6 +162,7 @@ def test_a_convolution_has_no_tensor_inside():
     assert lines(func, "T.parallel") and lines(func, "T.vectorized") and lines(func, "T.unroll")
 
 
+@pytest.mark.long
 def test_rows_of_a_pool_are_padded_as_they_are_read():
     def pool(emit, x):
         return emit(op.nn.max_pool2d(x, (3, 3), (2, 2), (1, 1, 1, 1)))
@@ -274,6 +277,7 @@ def test_what_is_no_plain_nest_stays():
         tvm.ir.assert_structural_equal(ScheduleCpu()(mod), mod)
 
 
+@pytest.mark.long
 def test_a_nest_that_no_tile_fits_stays_a_nest():
     mod = lower_kernels(graph(block, (1, 5, 5, 32)))
     with patch.object(s_tir.Schedule, "reverse_compute_at", side_effect=s_tir.ScheduleError("no")):

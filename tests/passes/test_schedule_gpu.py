@@ -109,6 +109,7 @@ def depthwise_kernels(draw) -> tirx.PrimFunc:
     return only_kernel(network, (n, h, w, c + 1))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15))
 @given(depthwise_kernels(), st.sampled_from([1, 30]))
 def test_depthwise_keeps_values(func, multiprocessors):
@@ -167,6 +168,7 @@ def products(draw) -> tirx.PrimFunc:
     return only_kernel(network, (draw(st.integers(1, 2)), h, w, groups * inner))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(9))
 @given(products(), st.sampled_from([1, 30]))
 def test_products_keep_values(func, multiprocessors):
@@ -178,6 +180,7 @@ def test_products_keep_values(func, multiprocessors):
 TILES = [(16, 16, 64, 1), (64, 16, 64, 2), (16, 128, 48, 1), (64, 64, 32, 4), (128, 64, 16, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("k_is_last", [True, False])
 def test_tiles_of_every_form_become_cuda(tile, k_is_last):
@@ -210,6 +213,7 @@ def test_tiles_are_large_for_large_products_and_many_for_small_ones():
 # ---- other reductions ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "network",
     [
@@ -242,6 +246,7 @@ def rows_by_a_matrix(draw) -> tirx.PrimFunc:
     return only_kernel(network, (1, 1, draw(st.integers(1, 2)), k))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15), deadline=None)
 @given(rows_by_a_matrix())
 def test_rotated_rows_keep_values(func):
@@ -358,6 +363,7 @@ def test_no_schedule_is_an_error():
         ScheduleGpu()(GpuScheduleBefore)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", OPERATORS.values(), ids=OPERATORS)
 def test_every_kernel_gets_threads(network):
     functions = kernels(schedule_gpu(lower_kernels(graph(network, (1, 8, 8, 16)))))

@@ -55,6 +55,7 @@ def joining(*channels: int):
     return graph(network, (1, 9, 9, 16))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.parametrize("channels", long_but([(8, 8, 24)], [(16, 32), (8, 8, 24), (5, 3)]))
 def test_joined_maps(name, channels):

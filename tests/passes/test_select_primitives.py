@@ -83,6 +83,7 @@ def test_layouts_change_once():
     assert len(moved) <= 4  # into CHW, out of it before the map is flattened; the vector of the product twice
 
 
+@pytest.mark.long
 def test_blocks_stay_between_layers():
     """Through a bias, a residual and clamps; the depthwise layer has no primitive in blocks."""
 

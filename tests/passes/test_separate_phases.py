@@ -38,6 +38,7 @@ def ran(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
     return machine["main"](tvm.runtime.tensor(x)).numpy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phases", long_but([(1, 3)], [(2, 2), (1, 3)]))
 def test_a_run_for_each_phase(phases):
     before = upsampling(*phases)

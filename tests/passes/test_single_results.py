@@ -31,6 +31,7 @@ def Uneven(x: R.Tensor((1, 2, 7), "float32")):
     return y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mod", [TupleHalves, Uneven])
 def test_parts_are_slices_with_the_same_bits(mod):
     after = SingleResults()(mod)

@@ -88,6 +88,7 @@ def pools_of(mod: tvm.IRModule) -> list[str]:
     return [pool.attrs.layout for pool in pools]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "expected"), [(SunkResidual, ResidualSunk), (Joined, JoinedSunk), (Mixed, Mixed)]
 )
@@ -132,6 +133,7 @@ def Odd(x: R.Tensor((1, 5, 6, 3), "float32")):
     return h
 
 
+@pytest.mark.long
 def test_reductions_of_all_axes_and_plain_transposes():
     after = sunk(Odd)
     operands = inputs(Odd)
@@ -181,6 +183,7 @@ def BlocksSunk(x: R.Tensor((1, 2, 3, 5, 16), "float32"), y: R.Tensor((1, 1, 3, 5
     return z
 
 
+@pytest.mark.long
 def test_blocks_are_kept():
     after = sunk(Blocks, "NCHW16c")
     tvm.ir.assert_structural_equal(after, BlocksSunk)
@@ -214,6 +217,7 @@ def test_pools_keep_the_layout_of_what_they_read(kept, layout):
     assert same_bits(Pools, after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", long_but(["NCHW"], ["NCHW", "NCHW16c"]))
 def test_what_is_named_is_computed_in_the_layout_and_nothing_else(kept):
     after = sunk(Pools, kept, {"d", "e"})

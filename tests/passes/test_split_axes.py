@@ -85,6 +85,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_rewrite(name):
     split, before, gpu, expected = CASES[name]
@@ -160,6 +161,7 @@ def layers(draw):
     return axis, gpu, layer(batch, side, c, oc, window, product)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(5), deadline=None)
 @given(layers())
 def test_any_split_gives_the_values(case):

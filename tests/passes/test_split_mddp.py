@@ -198,6 +198,7 @@ def reads_only_padding(mod: tvm.IRModule, rows: int) -> bool:
     return not any(touches[:rows]) or not any(touches[rows:])
 
 
+@pytest.mark.long
 @settings(max_examples=examples(8))
 @given(convolutions())
 def test_llvm_gives_the_same_bits(case):

@@ -128,6 +128,7 @@ class StoredHalfExpected:
         return y
 
 
+@pytest.mark.long
 def test_rewrite():
     after = halve(StoredHalfBefore)
     tvm.ir.assert_structural_equal(after, StoredHalfExpected)
@@ -191,6 +192,7 @@ def Foreign(x: R.Tensor((1, 4, 4, 2), "float32")):
     return last
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mod", "expected"),
     [
@@ -214,6 +216,7 @@ def test_types_between_kernels(mod, expected):
 # ---- networks ----
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["toy"], ["toy", "squeezenet-1.1"]))
 def test_networks_keep_their_values_and_kernels(name):
     mod = frontend.load(name).module

@@ -46,6 +46,7 @@ def networks(draw):
     return shaped_model(nodes, {"x": (draw(st.integers(1, 2)), 3, *pair(4, 7))}, weights, ["y"])
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15))
 @given(networks())
 def test_any_transposed_convolution(model):

@@ -112,6 +112,7 @@ def choices(mod, views=True):
     return tilings, [run for run in runs if not tilings.unsupported_reason(run, GroupTiling())]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6))
 @given(networks(), st.data())
 def test_a_group_gives_what_its_layers_give(mod, data):
@@ -140,6 +141,7 @@ def test_a_group_gives_what_its_layers_give(mod, data):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_group_reads_what_another_kernel_stores_beside_its_result():
     """A concatenation that the kernel of its first reader makes, and the result of that kernel."""
 
@@ -183,6 +185,7 @@ def mobile():
     return flat(block, (1, 8, 8, 8))
 
 
+@pytest.mark.long
 def test_the_function_of_a_group(mobile):
     after = OutlineGroups({BLOCK: "tiles 1x2x2"})(mobile)
     (call,) = (b for b in main_bindings(after) if isinstance(getattr(b.value, "op", None), tvm.ir.GlobalVar))
@@ -196,6 +199,7 @@ def test_the_function_of_a_group(mobile):
     assert OutlineGroups({})(mobile).same_as(mobile)
 
 
+@pytest.mark.long
 def test_what_is_inside_takes_no_memory(mobile):
     plans = []
     for groups in ({}, {BLOCK: "tiles 1x2x2"}):

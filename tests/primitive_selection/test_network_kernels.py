@@ -37,6 +37,7 @@ def calls(applied):
     return kernel_calls(applied[1], pimflow.system())
 
 
+@pytest.mark.long
 def test_they_are_what_an_inference_calls(applied, calls):
     network, mod = applied
     built = phases.build(mod, targets.this_cpu_target())
@@ -69,6 +70,7 @@ def test_parts_and_what_is_cold(calls):
         assert all(parameter < results(call) - 1 for parameter in call.cold)
 
 
+@pytest.mark.long
 def test_results_are_cold_in_a_pool_larger_than_the_last_cache(applied, calls, tmp_path, monkeypatch):
     size = tmp_path / "size"
     monkeypatch.setattr(compiler_calls, "LAST_LEVEL", size)

@@ -71,6 +71,7 @@ def test_transforms_move_every_element(shape, seed):
             assert np.array_equal(y.numpy(), to_layout(target, x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_bounds_count_the_products_that_are_formed(name):
     chosen = PRIMITIVES[name]
@@ -210,6 +211,7 @@ def test_a_profile_of_another_machine():
         profile.require_device(HERE, "another")
 
 
+@pytest.mark.long
 def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
     cache = ResultCache(tmp_path / "cache.sqlite")
     moves = [((1, 8, 8, 16), "HWC", "CHW"), ((1, 8, 8, 16), "CHW", "HWC")]

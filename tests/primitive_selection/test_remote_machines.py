@@ -214,6 +214,7 @@ def test_what_answers_otherwise(monkeypatch):
             Remote(Address.parse(address))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options, said",
     [

@@ -61,6 +61,7 @@ def test_the_planner_needs_the_memory_that_is_said(measured):
     assert pool + filters + selection.problem.weight_bytes == selection.selected.sums.memory_bytes
 
 
+@pytest.mark.long
 def test_the_command_says_what_the_api_returns(measured, capsys):
     selection, path = measured
     code, out, err = command(capsys, "toy", "--profile", path, "--json", "--pareto", "3", "--cache", "none")
@@ -127,6 +128,7 @@ def test_the_command_draws_a_front(measured, capsys, tmp_path):
     assert code == 0 and len(json.loads(out)["front"]) <= 2
 
 
+@pytest.mark.long
 def test_profiles_are_written_by_the_command(measured, capsys, tmp_path):
     _, path = measured
     code, _, _ = command(capsys, "toy", "--profile", path, "-o", tmp_path / "p.json", "--cache", "none")
@@ -164,6 +166,7 @@ def test_budgets_that_nobody_can_keep(measured, capsys):
     assert (code, out) == (4, "") and "time of 'toy'" in err and "1 ns available" in err
 
 
+@pytest.mark.long
 def test_profiles_of_other_machines(measured, capsys, tmp_path):
     selection, _ = measured
     foreign = replace(selection.profile, device=Device(cpu="cortex-a15", model="Exynos 5422", threads=4))
@@ -331,6 +334,7 @@ def test_what_is_selected_by_a_prediction_is_measured_after_all(tmp_path, monkey
     assert best <= selection.selected.sums.time_ns <= 1.5 * best
 
 
+@pytest.mark.long
 def test_predictions_need_something_to_learn_from(tmp_path):
     cache = ResultCache(tmp_path / "cache.sqlite")
     with pytest.raises(ProfileError, match="0 measured times are too few"):

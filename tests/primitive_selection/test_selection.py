@@ -173,6 +173,7 @@ def test_one_kind_everywhere():
     assert uniform_selection(problem, [lambda c: c.name == "none"], []).time_ns == 3.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", long_but([8, 13], [8, 13, 30, 70]))  # of the paper's Table 1
 def test_as_many_layers_as_the_paper(layers):
     problem = inception_problem(layers, 57, "sum")

@@ -126,6 +126,7 @@ def test_a_program_of_it_needs_nothing_of_ours(compiled, tmp_path):
     assert process.returncode == 2 and "weights.bin input0.bin output0.bin" in process.stderr
 
 
+@pytest.mark.long
 def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
     _, folder = compiled
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
@@ -156,6 +157,7 @@ def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
     assert "ms, the median of 1 runs of c on 1 of its threads, by" in out and err == ""
 
 
+@pytest.mark.long
 def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     _, folder = compiled
 
@@ -190,6 +192,7 @@ def test_select_goes_by_times_of_c(compiled, capsys):
     assert row["choices"] == report["primitives"]["choices"]  # kept, not measured anew
 
 
+@pytest.mark.long
 def test_the_same_bytes_each_time(compiled):
     network = pimflow.frontend.load("toy")
     first, second = (c_source.source(network.module, system(), "toy").files() for _ in range(2))

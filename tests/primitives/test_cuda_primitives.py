@@ -56,6 +56,7 @@ def test_values(name):
     assert error <= BOUND.get(chosen.family, 2e-6), layer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(TILED[::4], TILED))
 def test_launches_and_shared_memory(name):
     """As CUDA source, which asks for threads in every launch; barriers where threads share a tile."""
@@ -71,6 +72,7 @@ def test_launches_and_shared_memory(name):
     assert all(int(n) <= 1024 for n in re.findall(r"__launch_bounds__\((\d+)\)", source))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TILED)
 def test_workspaces_are_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]

@@ -43,6 +43,7 @@ def test_values(name):
         assert error <= BOUND.get(chosen.family, 2e-6), layer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(ON_CPU[::8], ON_CPU))
 def test_memory_is_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]

@@ -105,6 +105,7 @@ def test_more_points_than_asked_for_stop_it_at_once(capsys, monkeypatch):
     assert main(["sweep", "toy", "--set", "pim_channels=4", "--points", "0", "--cache", "none"]) == 2
 
 
+@pytest.mark.long
 def test_every_combination_as_a_search_of_its_own_finds_it(profiling):
     rows = sweep(["toy"], settings("pim_launch_ns=0,1000", "pim_channels=0,8"), profiling=profiling)
     combinations = list(itertools.product((0.0, 1000.0), (0, 8)))
@@ -156,6 +157,7 @@ def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     assert any(regions["elided"]) and not any(regions["made"])
 
 
+@pytest.mark.long
 def test_the_gpu_keeps_its_channels_unless_told(profiling):
     rows = sweep(["toy"], settings("pim_channels=4,16"), profiling=profiling)
     assert len({row.figures.latency_gpu_only_ns for row in rows}) == 1
@@ -163,6 +165,7 @@ def test_the_gpu_keeps_its_channels_unless_told(profiling):
     assert len({row.figures.latency_gpu_only_ns for row in sweep(["toy"], wider, profiling=profiling)}) == 2
 
 
+@pytest.mark.long
 def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     search, searched = placement.search, []
 
@@ -180,6 +183,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
     assert searched == [0, 8, 8, 16] and [row.settings["pim_channels"] for row in rows] == [0, 8, 16]
 
 
+@pytest.mark.long
 def test_modes_are_those_of_every_search(profiling):
     axes = settings("pim_channels=8,16")
     free = sweep(["toy"], axes, profiling=profiling)
@@ -193,6 +197,7 @@ def test_modes_are_those_of_every_search(profiling):
         )
 
 
+@pytest.mark.long
 def test_groups_are_candidates_of_every_search(profiling):
     """Not what was kept without; no point is slower for more candidates."""
     axes = settings("pim_channels=0,16")
@@ -232,6 +237,7 @@ def test_the_pareto_front(points):
         assert row.pareto == (not bad and not beaten)
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
     out = tmp_path / "out"

@@ -131,6 +131,7 @@ def table(executor):
     return profile(graph, CandidateGenerator(graph, target, Costs(target, Profiling(executor=executor))))
 
 
+@pytest.mark.long
 def test_processes_give_the_same_table():
     assert table(Processes(2)) == table(Serial())
 

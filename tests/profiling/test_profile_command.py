@@ -27,6 +27,7 @@ def test_the_second_time_nothing_is_computed(capsys, tmp_path):
     assert first["known"] == second["known"] == {"analytic": first["kernels"]["computed"]}
 
 
+@pytest.mark.long
 def test_a_plan_is_the_same_from_the_cache(capsys, tmp_path):
     explained = []
     for cache in ("none", tmp_path / "c", tmp_path / "c"):
@@ -36,6 +37,7 @@ def test_a_plan_is_the_same_from_the_cache(capsys, tmp_path):
     assert explained[0] == explained[1] == explained[2]
 
 
+@pytest.mark.long
 def test_another_system_is_timed_anew(capsys, tmp_path):
     options = ["profile", "toy", "--cache", tmp_path / "c", "--json", "--quiet"]
     run(capsys, *options)
@@ -51,6 +53,7 @@ def test_another_system_is_timed_anew(capsys, tmp_path):
         assert {section for section in ("layers", "kernels") if report[section]["kept"]} == {same} - {""}
 
 
+@pytest.mark.long
 def test_groups_are_timed_too(capsys, tmp_path):
     """What a search with the same option then finds there, and more than without."""
     options = ["--cache", tmp_path / "c", "--json", "--quiet"]
@@ -73,6 +76,7 @@ def test_regions_from_the_cache_are_those_of_the_network(tmp_path):
     assert first == second and first.digest == second.digest
 
 
+@pytest.mark.long
 def test_a_changed_file_is_read_again(tmp_path):
     import onnx
 

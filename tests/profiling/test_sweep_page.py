@@ -43,6 +43,7 @@ def with_speedups(row, function):
     ]
 
 
+@pytest.mark.long
 def test_settings_explain_the_variance_that_they_make(swept):
     assert variance_shares(with_speedups(swept, lambda a, b: a), ["a", "b"]) == pytest.approx(
         {"a": 1, "b": 0}

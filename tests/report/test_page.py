@@ -320,6 +320,7 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
         )
 
 
+@pytest.mark.long
 def test_plans_side_by_side(toy, tmp_path, capsys):
     second_directory = tmp_path / "other" / "toy"
     pimflow.compile("toy", second_directory, system=pimflow.system(accounting="paper"))
@@ -347,6 +348,7 @@ def test_plans_side_by_side(toy, tmp_path, capsys):
         pages.write_comparison([toy[0]], out)
 
 
+@pytest.mark.long
 def test_a_plan_on_the_gpu_alone_has_a_page(tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "toy", modes=("gpu",))
     page = (tmp_path / "toy" / "report.html").read_bytes()

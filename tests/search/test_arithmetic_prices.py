@@ -81,6 +81,7 @@ def along_axes(axes: int, x, w, attributes: dict) -> tuple[tuple, tuple, dict]:
     return (1, x[0], *ones, x[1]), (*w[:2], *ones, w[2]), new_attributes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", SAME_WORK)
 def test_the_same_work_at_the_same_price_over_one_two_and_three_axes(work):
     x, w, attributes = SAME_WORK[work]
@@ -299,6 +300,7 @@ MACS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MACS)
 def test_multiplications_are_those_of_the_layers(name):
     assert sum(region.macs for region in regions(NETWORKS[name]()).regions) == MACS[name]

@@ -114,6 +114,7 @@ def test_branches_launch_what_is_charged(network, graph, costs, draw):
     assert sum(group.fusible for group in kernel_groups(applied)) == charged
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Neg", "Slice"])
 @pytest.mark.parametrize("first", [True, False])
 def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
@@ -157,6 +158,7 @@ def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
     assert {mode for mode, _ in modes} == {"GPU", "PIM", "SPLIT"}
 
 
+@pytest.mark.long
 def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
     search_result = search(graph, QUICK, costs)
     assert {choice.mode for choice in search_result.plan.choices} > {"GPU"}

@@ -127,6 +127,7 @@ def test_no_combination_is_faster():
         assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ("energy", "edp"))
 def test_other_goals(graph, objective):
     search_result = search(graph, SYSTEM, goal=Goal(objective=objective))
@@ -172,6 +173,7 @@ def test_parts_overlap(graph):
     assert Cost.from_candidate(chosen).latency_ns < busy - of_part[0].duration_ns / 2
 
 
+@pytest.mark.long
 def test_a_plan_is_read_edited_and_applied(graph):
     search_result = search(graph, SYSTEM)
     plan = Plan.from_json(search_result.plan.to_json())
@@ -206,6 +208,7 @@ def test_a_plan_is_read_edited_and_applied(graph):
         apply_changed(gpu_share=0.5)
 
 
+@pytest.mark.long
 def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     """On PIM products over the first places alone, in the rows of all; on the GPU the same kernels."""
     short, shorter = decoder(128, places=512), decoder(128)
@@ -272,6 +275,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
     options, changes, why = REFUSED[case]
@@ -314,6 +318,7 @@ def test_a_cache_that_others_read_is_refused(graph):
     )
 
 
+@pytest.mark.long
 def test_operators_in_front_of_attention():
     """They are charged for the queries that they make, however many keys there are, and explained.
 
@@ -350,6 +355,7 @@ def test_a_cache_that_does_not_fit(graph):
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 
 
+@pytest.mark.long
 def test_caches_that_do_not_fit_together():
     """Some layers have their attention in PIM; the others say how many rows they need."""
     graph = decoder(layers=2, hidden=16, vocabulary=16, context=1024)

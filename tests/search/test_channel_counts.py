@@ -10,6 +10,7 @@ from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharing", long_but(["time-shared"], ["partitioned", "time-shared"]))
 def test_each_number_is_what_a_search_with_it_finds(sharing):
     base = system(channel_sharing=sharing, pim_channels=2)

@@ -72,6 +72,7 @@ def test_no_kernel_at_all_channels_runs_beside_pim(graph, switch_ns, channels):
         assert wide or all(c.rewrite.mode == "PIM" for c in plan.candidates)
 
 
+@pytest.mark.long
 @given(networks(), st.sampled_from([4, 16, 24]))
 @settings(max_examples=examples(20))
 def test_sharing_never_loses_and_dear_switches_never_gain(graph, channels):
@@ -308,6 +309,7 @@ def test_the_switch_is_known_by_its_system_where_it_matters():
     assert any("channel_mode_switch_ns" in row for row in shared.assumptions())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [4, 16, 24])
 def test_a_plan_without_modes_is_charged_with_all_in_the_gpu_channels(channels):
     """The GPU's kernels may leave results where PIM could not read them meanwhile."""

@@ -76,6 +76,7 @@ def lower_plan(network, search_result, target):
     return lowered, memory.merge_pools(memory.plan(lowered.liveness().lifetimes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["cuda+pim", "llvm+pim"])
 @pytest.mark.parametrize("name", long_but(["toy"], [*NETWORKS]))
 def test_every_region_takes_what_is_counted_and_no_buffer_leaves_its_own(name, target):
@@ -164,6 +165,7 @@ def test_by_hand():
     ) == {"gpu": 256 + 512 + 64}
 
 
+@pytest.mark.long
 @given(networks(), st.sampled_from([8, 16]), st.floats(0, 1), st.randoms(use_true_random=False))
 @settings(max_examples=examples(40))
 def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, share, draw):
@@ -196,6 +198,7 @@ def plans_within(graph, table, budget):
     return label_search.search(problem, question).plans
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_search_says_of_any_plan_what_its_pool_takes(name):
     """A problem whose only plan it is has a solution within that many bytes, and none within fewer."""
@@ -259,6 +262,7 @@ def some_of(candidates, draw):
     return tuple(map(with_time, {c.name: c for c in chosen}.values()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", long_but([1.2], [1.0, 1.2, 1.6, 3.0]))
 def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
     network = frontend.load("toy")
@@ -273,6 +277,7 @@ def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
     assert within.evaluation.latency_ns <= min_memory.evaluation.latency_ns
 
 
+@pytest.mark.long
 def test_one_set_of_channels_is_one_region():
     """Partitioned channels, and the GPU alone: as if there were no sets."""
     network = frontend.load("toy")

@@ -128,6 +128,7 @@ def test_terms_end_with_the_plan_that_was_found(cache):
     assert terms[0][-1].latency_ns < terms[1][-1].latency_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("asked", "given"), [(0.5, 0.5), (60.0, conventions.MAX_SEARCH_SECONDS)])
 def test_a_search_has_a_time_limit_and_unproved_results_are_not_stored(cache, monkeypatch, asked, given):
     goals, find = [], conventions.search

@@ -116,6 +116,7 @@ def test_a_mixture_is_what_the_mixed_module_consists_of(toy, branched, fusing):
             assert mixture.fusible == expected.fusible
 
 
+@pytest.mark.long
 def test_layers_that_others_join_have_one_form_together(residual):
     """The sum joins the kernel of an lconv, behind all that reads the concatenation; else it is its own."""
     bound = residual.forms.dependent_layers

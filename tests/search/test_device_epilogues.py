@@ -376,6 +376,7 @@ def chains(draw, max_layers: int = 5) -> RegionGraph:
 LAUNCHES_NS = (0.0, 500.0, 3670.0)
 
 
+@pytest.mark.long
 @given(chains(), st.sampled_from(LAUNCHES_NS))
 @settings(max_examples=examples(40))
 def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_ns):
@@ -387,6 +388,7 @@ def test_latches_that_can_be_written_never_slow_the_best_plan(graph, pim_launch_
     assert best["aim-gddr6"] <= best["plain-aim"] * (1 + 1e-9)
 
 
+@pytest.mark.long
 @given(chains(3), st.sampled_from((*LAUNCHES_NS, 30e3)), st.booleans())
 @settings(max_examples=examples(40))
 def test_an_activation_unit_never_slows_the_best_plan(graph, launch_ns, exhaustive):

@@ -170,6 +170,7 @@ def test_lanes_need_writes_and_no_adder(graph):
         assert list(lower_bounds_ns(graph, without)) == []
 
 
+@pytest.mark.long
 def test_explain_says_it(graph):
     target = system(pim="aim-gddr6")
     search_result = search(graph, target)

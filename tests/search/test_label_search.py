@@ -248,6 +248,7 @@ def lanes(count: int, length: int, seed: int) -> tuple:
 LIMITS = {"seconds": {"seconds": 1e-9}, "labels": {"max_labels": 20}, "one label": {"max_labels": 1}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS)
 def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
     gaps = 0
@@ -262,6 +263,7 @@ def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
     assert gaps, "no limit was reached"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
 def test_a_search_that_ends_early_reports_the_gap(objective):
     graph, table = lanes(*((8, 5, 1) if objective == "latency" else (6, 6, 0)))

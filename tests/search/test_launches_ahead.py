@@ -157,6 +157,7 @@ def test_a_launch_hidden_by_a_switch_of_channels_and_a_copy_back():
     assert best_label(graph, table, criterion).values[0] == min_value(graph, table, criterion)
 
 
+@pytest.mark.long
 def test_both_sides_of_a_network_are_launched_ahead():
     in_turn, ahead = (pimflow.search("toy", system(launches=item)) for item in ("in-turn", "ahead"))
     none = pimflow.search("toy", system().with_launches(gpu_ns=0.0, pim_ns=0.0))

@@ -43,6 +43,7 @@ def test_a_pinned_search_is_the_best_plan_of_those():
     assert best.plan.choice("stem.conv").mode is Mode.GPU and best.plan.choice(LAYER).mode is Mode.PIM
 
 
+@pytest.mark.long
 def test_pinning_what_the_search_found_changes_nothing():
     free = pimflow.search("toy")
     pins = {}
@@ -53,6 +54,7 @@ def test_pinning_what_the_search_found_changes_nothing():
     assert pimflow.search("toy", pins=pins).evaluation.latency_ns == free.evaluation.latency_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pins", "error", "message"),
     [
@@ -93,6 +95,7 @@ def test_pins_on_the_command_line(capsys, tmp_path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("modes", ["gpu,pim,split,pipeline", "gpu"])
 def test_a_plan_that_is_applied_gives_its_own_figures(modes):
     """To the last digit: of the network, and of every layer."""

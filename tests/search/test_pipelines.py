@@ -119,6 +119,7 @@ def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
         assert bounds.share_bound_ns(run) * pipelines.MARGIN <= latency_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "other",
     [system(), system(launches="ahead"), system().with_launches(gpu_ns=0.0, pim_ns=0.0)],
@@ -197,6 +198,7 @@ def test_lanes_of_a_part_are_added_by_the_gpu(toy):
     assert PimSpec.load("hbm-pim").result_lanes > 1
 
 
+@pytest.mark.long
 def test_a_plan_file_can_name_any_stages(toy):
     apart = system(channel_sharing="partitioned")
     search_result = search(toy, apart)

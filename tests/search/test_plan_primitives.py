@@ -203,6 +203,7 @@ def test_a_memory_budget_binds_the_plan(graph, share):
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_budget_that_nobody_can_meet():
     graph = prepare.regions(frontend.load("toy"), SYSTEM)
     with pytest.raises(InfeasibleError, match=r"memory of 'toy'.*--memory-budget (\d+)") as refused:
@@ -220,6 +221,7 @@ def toy():
     return graph, search(graph, SYSTEM, goal=WITH)
 
 
+@pytest.mark.long
 def test_a_plan_file_names_them(toy):
     graph, search_result = toy
     chosen = search_result.primitives()

@@ -132,6 +132,7 @@ def fusing() -> RankedNetwork:
     return RankedNetwork(three_layers("chain"), RANKS, fuse=True)
 
 
+@pytest.mark.long
 def test_a_mixture_of_ranks_is_what_the_mixed_module_consists_of(chain, branches, residual):
     for forms, free in ((chain, 3), (branches, 3), (residual, 1)):
         assert len(forms.forms.independent_layers) == free
@@ -175,6 +176,7 @@ def test_no_mixture_of_ranks_is_cheaper_than_the_one_chosen(name, objective, mod
     assert len(seen) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_memory_is_that_of_the_ranks_chosen(chain, share):
     """Tensors between links are as large as their ranks."""
@@ -188,6 +190,7 @@ def test_memory_is_that_of_the_ranks_chosen(chain, share):
     assert chain.value(chosen.layers, goal) == pytest.approx(chain.best(goal), rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_smallest_plan_is_that_of_all_mixtures(chain):
     """And of equally small ones the fastest."""
     goal = Goal(objective="memory", modes="gpu,pim")

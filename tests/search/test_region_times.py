@@ -28,6 +28,7 @@ def check_sums(evaluation):
         assert all(each.busy_ns[resource] >= 0 and each.idle_ns[resource] >= 0 for each in times)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", long_but(BRANCHING[:2], BRANCHING))
 def test_columns_of_networks_add_up(model):
     """Also in branches, where a layer waits for the others: waiting is no time of the layer."""

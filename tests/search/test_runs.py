@@ -164,6 +164,7 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert makespan_ns(fused.tasks) == Cost.from_candidate(fused).latency_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

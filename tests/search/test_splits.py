@@ -50,6 +50,7 @@ def split_candidates(generator, region):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_split_is_faster(toy, name):
     """Of those that leave the same pending, by the tasks of every candidate there is."""
@@ -70,6 +71,7 @@ def test_no_split_is_faster(toy, name):
     assert layers >= 5 and (inner or name in ("full", "free launches"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_compared_is_what_is_charged(toy, name):
     """`SplitCharges.total_ns` against the makespan of the tasks, but for what is the same for all splits."""

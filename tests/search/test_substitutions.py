@@ -46,6 +46,7 @@ def test_a_substitution_that_pays_is_in_the_plan(registered, modes):
     assert not search_result.group_tilings()
 
 
+@pytest.mark.long
 def test_a_plan_file_brings_it_back(registered):
     search_result = pimflow.search("toy")
     plan = Plan.from_json(search_result.plan.to_json())

@@ -106,6 +106,7 @@ def test_two_parts_are_another_state_than_a_deferred_epilogue(searched):
     assert all(equivalence_key(candidate) != equivalence_key(other) for candidate, other in pairs)
 
 
+@pytest.mark.long
 def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     graph, table = searched.graph, searched.table
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()

@@ -140,6 +140,7 @@ def test_the_best_tiling_is_the_fastest_of_all_that_fit(graph, channels):
             assert not faster or tilings.unsupported_reason(covers, rival)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(9))
 @given(graphs(), graphs(), st.booleans())
 def test_what_is_known_of_other_networks_changes_nothing(graph, other_graph, forwards):
@@ -180,6 +181,7 @@ def toy():
     return prepare.regions(frontend.load("toy"), fuse=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("channels", [0, 16])
 def test_more_candidates_are_never_a_loss(toy, objective, channels):
@@ -279,6 +281,7 @@ def test_tensor_cores_take_the_longest_of_three():
     assert cycles(fragments=1, steps=50)[0] == pytest.approx(50 * step)
 
 
+@pytest.mark.long
 def test_a_plan_names_tiles_that_may_be_edited(toy):
     search_result = search(toy, SYSTEM)
     (covers, tiling), *_ = search_result.group_tilings().items()
@@ -331,6 +334,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     assert np.isclose(candidate.tasks[0].launch_ns, GPU.launch_ns)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", spec_names("gpu"))
 def test_every_gpu_prices_groups_in_fp16(toy, name):
     """On tensor cores where it has them: Pascal and a phone's GPU have none."""

@@ -83,6 +83,7 @@ def test_what_cannot_be_written_is_refused(found, tmp_path):
         found.write(tmp_path / "no" / "t.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [

@@ -141,6 +141,7 @@ def test_what_can_never_fit_is_refused_by_its_number():
         serve(requests, replace(limits, context=20), times)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_requests_take_seconds_and_give_the_same_bytes():
     rng = np.random.default_rng(0)
     count, context = 100_000, 4096

@@ -141,6 +141,7 @@ def test_what_is_no_table_is_refused(tmp_path, data):
         StepTable.from_file(path)
 
 
+@pytest.mark.long
 def test_matrices_of_zeros_place_as_drawn_ones():
     decoder = replace(zoo.decoder("tiny-lm"), trained=False, layers=1, vocabulary=64)
     request = SearchRequest.from_arguments(package.system()).validate()

@@ -64,6 +64,7 @@ def test_recorded_programs(files, line):
     )
 
 
+@pytest.mark.long
 def test_most_recorded_programs_are_off_by_a_few_clocks():
     cycles = [
         (time_program(PimProgram.from_json(FILES[line["program"]]), disable_refresh(AIM)).cycles, line)

@@ -45,6 +45,7 @@ def test_legal_stream(newton, legal):
     assert (legal["command"] == REF).sum() >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [GWRITE, G_ACT, COMP, READRES, WRITE])
 def test_every_command_is_as_early_as_it_may_be(newton, legal, command):
     for index in np.flatnonzero(legal["command"] == command)[::7].tolist():
@@ -71,6 +72,7 @@ def test_repeated_command(newton, legal, command):
     assert count_violations(repeated, newton, program(STREAM)) > 0
 
 
+@pytest.mark.long
 def test_swapped_commands(newton, legal):
     first_row = command_index(legal, G_ACT)
     operands = [name for name in legal.dtype.names if name != "clock"]

@@ -182,6 +182,7 @@ def clocks(stream: np.ndarray, command: str) -> np.ndarray:
     return np.flatnonzero(stream["command"] == COMMANDS.index(command))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_blocked_before_and_legal_at(case):
     spec, rule, before, after = CASES[case]

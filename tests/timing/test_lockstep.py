@@ -79,6 +79,7 @@ def test_channels_that_divide_the_work_share_it_evenly():
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(layers, st.integers(1, 20))
 def test_every_order_of_aim_is_in_lockstep_legal_and_has_an_aim_form(geometry, channels):

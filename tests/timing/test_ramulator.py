@@ -111,6 +111,7 @@ PATTERNS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(150), deadline=None)
 @given(PATTERNS, st.sampled_from((1900, 300, 77)), st.booleans())
 def test_any_trace_of_the_grammar(patterns, nREFI, hiding):

@@ -189,6 +189,7 @@ cat {folder}/$(sha256sum < "$5" | cut -c1-64)${{RAMULATOR_DISABLE_GWRITE_LATENCY
 """
 
 
+@pytest.mark.long
 def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
     with tarfile.open(Path(__file__).parent / "data/ramulator_recorded.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -109,6 +110,7 @@ def unroll(source: PimProgram) -> PimProgram:
     return program(tuple(nodes))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(600), deadline=None)
 @given(programs | writing_programs, st.sampled_from(SPECS))
 def test_issued_stream(source, spec):
@@ -126,6 +128,7 @@ def test_issued_stream(source, spec):
     assert result.cycles > stream["clock"].max(initial=-1)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(200), deadline=None)
 @given(programs | writing_programs)
 def test_the_table_of_commands_is_the_commands(source):

@@ -74,6 +74,7 @@ def test_no_more_than_jedec_lets_come(newton):
         replace(newton, refreshes_ahead=9)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(30), deadline=None)
 @given(
     st.builds(

@@ -151,6 +151,7 @@ def interrupt_text(process: subprocess.Popen) -> str:
     raise AssertionError("not to be interrupted")
 
 
+@pytest.mark.long
 def test_interrupt(tmp_path):
     """While it waits for a trace that is still being written."""
     path = tmp_path / "endless.pim"

@@ -170,6 +170,7 @@ def test_counts_are_the_published_ones(name):
     assert outputs == OUTPUTS.get(name, {"output": (1, 1000)})
 
 
+@pytest.mark.long
 def test_the_table_of_the_documentation_is_true():
     text = (Path(__file__).parents[2] / "docs/zoo.md").read_text(encoding="utf-8")
     text = text.partition("\n## Language models\n")[0]

@@ -69,6 +69,7 @@ def test_inputs_that_pick_rows_are_drawn_from_all_of_them(carriers, axis):
     assert {*drawn.tolist()} == {*range(rows)}
 
 
+@pytest.mark.long
 def test_computed_indices_bound_no_input():
     added = [("Add", ("six",), {})]
     assert zoo.index_bounds(embedding(5, 7, added)) == {}
@@ -319,6 +320,7 @@ def test_damaged_sparse_weights_are_one_line(dims, place, why):
 # ---- precision ----
 
 
+@pytest.mark.long
 def test_whole_numbers_above_2_to_24_keep_their_digits():
     """Integers in fp64 stay so to the end of their chain; products and what else is fp64 become fp32."""
     nodes = [
