@@ -53,8 +53,8 @@ def groups_table() -> str:
     """Scales of groups on HBM-PIM beside the published figures, as Markdown."""
     rows = []
     for times in narrow_designs.group_scales(PimSpec.load("hbm-pim-narrow")):
-        over_fp16 = times.cascaded_ns / times.fp16_ns
-        gain = times.plain_ns / times.cascaded_ns
+        over_fp16 = times.cascade_ns / times.fp16_ns
+        gain = times.plain_ns / times.cascade_ns
         rows.append(
             [
                 f"{times.inputs} x {times.outputs}",

@@ -153,13 +153,13 @@ def fill(page_text: str, name: str, body: str) -> str:
         written = f"{line(name, old_line['commit'] if old_line and is_same else '')}{body}\n"
         mark = marks[1]
         if old_stamp:
-            mark = stamped(mark, written, old_stamp["commit"] if is_same else None)
+            mark = with_stamp(mark, written, old_stamp["commit"] if is_same else None)
         return f"{mark}{written}{marks[3]}"
 
     return re.sub(block(name), replacement, page_text, flags=re.DOTALL)
 
 
-def stamped(mark: str, written: str, commit: str | None = None) -> str:
+def with_stamp(mark: str, written: str, commit: str | None = None) -> str:
     """The line `mark` with a stamp for `written`, made on `commit` (by default the current one)."""
     commit_text = (
         "" if re.match(LINE, written) else f"commit {commit or git('rev-parse', '--short=8', 'HEAD')}, "
@@ -206,7 +206,7 @@ def main() -> None:
             match = re.search(block(name), page_text, flags=re.DOTALL)
             if match is not None and not re.search(STAMP, match[1]):
                 commit = None if re.match(LINE, match[2]) else table_commit(path, name)
-                mark = stamped(match[1], match[2], commit)
+                mark = with_stamp(match[1], match[2], commit)
                 page_text = page_text[: match.start(1)] + mark + page_text[match.end(1) :]
         path.write_text(page_text, encoding="utf-8")
 

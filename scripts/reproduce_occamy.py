@@ -242,7 +242,7 @@ def ahead_table(rows: Sequence[dict]) -> str:
     return table(head, body)
 
 
-def chosen_table(rows: Sequence[dict]) -> str:
+def copy_ahead_table(rows: Sequence[dict]) -> str:
     """The distances that are chosen within budgets of memory."""
     body = []
     for row in rows:
@@ -313,7 +313,7 @@ TABLES = {
     "counts": counts_table,
     "memory": lambda rows: f"{memory_table(rows)}\n\n{headline_means(rows)}",
     "ahead": ahead_table,
-    "chosen": chosen_table,
+    "chosen": copy_ahead_table,
     "times": times_table,
     "sweep": sweep_table,
 }

@@ -253,7 +253,7 @@ TABLES = {
 }
 
 
-def stored_rows(files: Iterable[Path], parts: Iterable[str]) -> dict[str, list[dict]]:
+def slice_rows(files: Iterable[Path], parts: Iterable[str]) -> dict[str, list[dict]]:
     """Rows of `parts` from files that ``--json`` wrote: by batch, and then in the order of the files."""
     stored = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     rows_by_part = {part: [row for file in stored for row in file.get(part, ())] for part in parts}
@@ -287,7 +287,7 @@ def main() -> None:
 
     try:
         if args.rows:
-            rows_by_part = stored_rows(args.rows, parts)
+            rows_by_part = slice_rows(args.rows, parts)
         else:
             rows_by_part = {
                 part: COLLECT[part](args.models, batches, args.decompose, progress) for part in parts

@@ -92,6 +92,7 @@ def page_accuracies() -> list[Accuracy]:
         return float(cell.rstrip("%")) / 100
 
     def shares(cell: str) -> dict[str, float]:
+        """Accuracies of a cell by name; none for a dash."""
         names = [f"top-{top}" for top in TOPS]
         return {} if cell == "-" else dict(zip(names, map(share, cell.split(" / ")), strict=True))
 

@@ -25,7 +25,7 @@ from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.relay_passes.schedules.product_tiles import ProductShape, ProductTile, fastest_tile, product_ns
+from pimflow.relay_passes.schedules.product_tiles import BlockTile, ProductShape, fastest_tile, product_ns
 from pimflow.simulators.gpu.model import SIZES
 
 DATA = Path(__file__).parents[1] / "tests/gpu_model/data/h200_measured.csv"
@@ -50,7 +50,7 @@ class MeasuredKernel:
     kernel: Kernel
     measured_ns: float
     launch_ns: float
-    tile: ProductTile | None
+    tile: BlockTile | None
 
     @property
     def is_fitted(self) -> bool:
@@ -58,7 +58,7 @@ class MeasuredKernel:
         return zlib.crc32(self.name.encode()) % 2 == 0
 
 
-def measured_kernels() -> list[MeasuredKernel]:
+def kernel_measurements() -> list[MeasuredKernel]:
     """All kernels that were timed."""
     kernels = []
     for row in csv.DictReader(DATA.open()):
@@ -66,7 +66,7 @@ def measured_kernels() -> list[MeasuredKernel]:
         tile = None
         if row["tile"]:
             rows, columns, depth, split = map(int, row["tile"].split("x"))
-            tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
+            tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split)
         kernels.append(
             MeasuredKernel(row["kernel"], kernel, float(row["cold_ns"]), float(row["launch_ns"]), tile)
         )
@@ -173,7 +173,7 @@ def counting_table(kernels: list[MeasuredKernel], gpu: GpuSpec) -> list[str]:
     return lines
 
 
-def _tile_cells(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> str:
+def _tile_cells(shape: ProductShape, tile: BlockTile, limits: KernelLimits) -> str:
     """A tile, warps that a multiprocessor has at once, steps of a block, and the time without launches."""
     blocks = tile.blocks(shape) / limits.multiprocessors
     warps = min(blocks, tile.resident(limits)) * prod(tile.warps)
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--update", type=Path, metavar="PAGE")
     page = parser.parse_args().update
-    kernels = measured_kernels()
+    kernels = kernel_measurements()
     h200, h100 = (GpuSpec.load(name).kernel_limits("fp16") for name in ("h200", "h100-sxm"))
     step_ns, errors = fit([kernel for kernel in kernels if kernel.tile], h200)
     errors += ["", f"Fitted: {step_ns:.0f} ns a step."]

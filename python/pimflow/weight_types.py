@@ -200,7 +200,7 @@ INTEGERS = ("int4", "int8")  # those of activations too: integers with one scale
 WRITTEN_TYPES = tuple(weight_type.name for weight_type in _TYPES if weight_type.rounding)
 
 
-def grouped_type(bits: int, group: int, *, zeros: bool) -> str:
+def group_type(bits: int, group: int, *, zeros: bool) -> str:
     """The name of the type of weights of so many bits, whose scale, and zero, are those of a group.
 
     A group of another size than `GROUPS` is stored, in memory, as the next smaller ones, or the smallest.

@@ -56,7 +56,7 @@ class ProductShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductTile:
+class BlockTile:
     """What a block computes: a tile of the result, in steps of `depth`; `split` blocks share a tile."""
 
     rows: int
@@ -135,7 +135,7 @@ class ProductTile:
         )
 
 
-def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
+def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[BlockTile]:
     """The tiles that a block can have.
 
     A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
@@ -143,7 +143,7 @@ def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
     longer than loads.
     """
     for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
-        tile = ProductTile(rows=rows, columns=columns, depth=depth, split=split)
+        tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split)
         if split > 1 and shape.run % (split * PART):
             continue
         run = shape.run // split
@@ -152,7 +152,7 @@ def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[ProductTile]:
             yield tile
 
 
-def product_ns(shape: ProductShape, tile: ProductTile, limits: KernelLimits) -> float:
+def product_ns(shape: ProductShape, tile: BlockTile, limits: KernelLimits) -> float:
     """Time of a product in tiles, without its first launch; see the top of this file."""
     of_one, steps = ceil(tile.blocks(shape) / limits.multiprocessors), tile.steps(shape)
     waves = max(1.0, of_one / max(1, tile.resident(limits)))
@@ -169,7 +169,7 @@ def _sum_ns(shape: ProductShape, split: int, limits: KernelLimits) -> float:
     return limits.launch_ns + waves * EXTRA_STEPS * limits.step_ns + moved
 
 
-def fastest_tile(shape: ProductShape, limits: KernelLimits) -> ProductTile | None:
+def fastest_tile(shape: ProductShape, limits: KernelLimits) -> BlockTile | None:
     """The fastest tile that a block can have; None if there is none."""
     best, best_ns = None, inf
     for tile in tiles(shape, limits):

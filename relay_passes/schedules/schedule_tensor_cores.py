@@ -34,8 +34,8 @@ from pimflow.relay_passes.schedules.loops import (
 from pimflow.relay_passes.schedules.product_tiles import (
     FRAGMENT,
     ROW_END,
+    BlockTile,
     ProductShape,
-    ProductTile,
     fastest_tile,
 )
 
@@ -87,7 +87,7 @@ class TensorCores(GPUScheduleRule):
             sch.unroll(part)
         return sch
 
-    def choose(self, shape: ProductShape) -> ProductTile | None:
+    def choose(self, shape: ProductShape) -> BlockTile | None:
         """The tile of a product; None if no tile fits."""
         return fastest_tile(shape, self.limits)
 
@@ -145,7 +145,7 @@ def _split_groups(sch: s_tir.Schedule, main: SBlockRV) -> s_tir.Schedule:
     return s_tir.Schedule(s_tir.transform.StmtSimplify()(sch.mod))
 
 
-def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: ProductTile, k_is_last: bool) -> s_tir.Schedule:
+def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: BlockTile, k_is_last: bool) -> s_tir.Schedule:
     """Schedule `main`, C[S, I, J] += A[S, I, K] * B[S, J, K], in tiles; `k_is_last` if B is stored so."""
     ti, tj, tk = tile.rows, tile.columns, tile.depth
     wi, wj = tile.warps

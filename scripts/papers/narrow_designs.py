@@ -154,6 +154,7 @@ def speedup_comparisons(
     """LPDDR5X-PIM beside the note, by types."""
 
     def gemvs(row: PublishedSpeedup, inputs: tuple[int, ...]) -> list[Gemv]:
+        """The products of a row, by types, inputs and outputs."""
         shapes = [(count, outputs) for count in inputs for outputs in sizes]
         return [package_gemv(pim, *shape, *operand) for operand in row.operands for shape in shapes]
 
@@ -191,7 +192,7 @@ class GroupScales:
     group_comps: int
 
     @property
-    def cascaded_ns(self) -> float:
+    def cascade_ns(self) -> float:
         """With one instruction for each group of an output, which multiplies its sum by the scale."""
         return self.in_unit_ns + self.comps / self.group_comps * self.instruction_ns
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from papers.temco_variants import DecompositionVariants
-from papers.trained_networks import TASKS, Task, scores, task_scores, train
+from papers.trained_networks import TASKS, TrainingTask, scores, task_scores, train
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
@@ -94,7 +94,7 @@ class _DecomposedModel:
     """A network of the zoo, and what is asked of decompositions of it."""
 
     def __init__(self, name: str):
-        self.task: Task = TASKS[name]
+        self.task: TrainingTask = TASKS[name]
         self.model = zoo.load_model(name, batch=BATCH)
         self.network = frontend.load(self.model)
         self.pushed: dict[str, np.ndarray] = {}
@@ -152,7 +152,7 @@ def accuracies(
         errors = layer_errors([change], calibration)
         tuned = subject.retrain(written, steps)
         network = frontend.load(tuned)
-        run = _compiled(with_passes(network, system), system)
+        run = _compile(with_passes(network, system), system)
         saved = sum(layer.geometry.macs - layer.macs for layer in change.layers)
         yield Accuracy(
             request=request,
@@ -187,7 +187,7 @@ def pass_effect(name: str, system: System, *, samples: int, steps: int, request:
     network = frontend.load(tuned)
     variants = {"original": subject.network, "decomposed": network}
     variants["skip-opt+fusion"] = with_passes(network, system)
-    plain, optimised = (_compiled(variants[form], system) for form in ("decomposed", "skip-opt+fusion"))
+    plain, optimised = (_compile(variants[form], system) for form in ("decomposed", "skip-opt+fusion"))
     recorder = _DifferenceRecorder(plain, optimised)
     input_name = next(iter(network.inputs))
     return PassEffect(
@@ -223,7 +223,7 @@ def with_passes(network: Network, system: System) -> Network:
     return replace(network, module=fuse_runs((reduced.network if reduced else network).module))
 
 
-def _compiled(network: Network, system: System) -> Run:
+def _compile(network: Network, system: System) -> Run:
     """The network compiled for the CPU."""
     executable = phases.build(network.module, system=system)
     return functools.partial(infer, pack(executable, network.inputs, network.outputs))

@@ -20,7 +20,7 @@ TOPS = (1, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TrainingTask:
     """What a network is trained for; its loss is the cross entropy of its outputs' second axis.
 
     Attributes
@@ -52,16 +52,16 @@ def dice(outputs: np.ndarray, masks: np.ndarray) -> dict[str, float]:
     return {"Dice": float(np.where(both, 2 * common / np.maximum(both, 1), 1.0).mean())}
 
 
-CLASSES = Task(pictures=glyphs.pictures, scores=accuracies)
+CLASSES = TrainingTask(pictures=glyphs.pictures, scores=accuracies)
 TASKS = {
     "glyphs": CLASSES,
     "glyphs-densenet": CLASSES,
-    "glyphs-unet": Task(pictures=glyphs.masks, scores=dice),
+    "glyphs-unet": TrainingTask(pictures=glyphs.masks, scores=dice),
 }
 
 
 def train(
-    model: onnx.ModelProto, task: Task, steps: int, *, learning_rate: float, seed: int
+    model: onnx.ModelProto, task: TrainingTask, steps: int, *, learning_rate: float, seed: int
 ) -> onnx.ModelProto:
     """Train a copy of `model` by Adam for so many steps on new pictures, with one thread.
 
@@ -105,13 +105,13 @@ def train(
     return tuned
 
 
-def _batches(task: Task, steps: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(task: TrainingTask, steps: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A batch of pictures of all classes, with what is right, for each step."""
     for step in range(steps):
         yield task.pictures(BATCH, seed + (step << 32))
 
 
-def scores(model: onnx.ModelProto, task: Task, samples: int) -> dict[str, float]:
+def scores(model: onnx.ModelProto, task: TrainingTask, samples: int) -> dict[str, float]:
     """Scores of a model on held-out pictures, by name.
 
     `samples` must be a multiple of the batch size of `model`.
@@ -121,7 +121,7 @@ def scores(model: onnx.ModelProto, task: Task, samples: int) -> dict[str, float]
     return task_scores(onnx_runtime.reference(model).prepared(), value.name, task, samples, batch)
 
 
-def task_scores(run: Run, name: str, task: Task, samples: int, batch: int) -> dict[str, float]:
+def task_scores(run: Run, name: str, task: TrainingTask, samples: int, batch: int) -> dict[str, float]:
     """Scores by name of what `run` gives for its input `name`, a batch of held-out pictures at a time."""
     images, classes = task.pictures(samples, glyphs.HELD_OUT)
     outputs = np.concatenate([run({name: part})[0] for part in np.split(images, samples // batch)])

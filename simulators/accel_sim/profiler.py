@@ -309,6 +309,7 @@ class AccelSim:
         object.__setattr__(self, "name", f"accel-sim:{_digest([executable, *configurations])}")
 
     def costs(self, requests: Sequence[KernelRequest], gpu: GpuSpec, dtype: str) -> list[KernelCost]:
+        """A cost for each request; raises `UsageError` for narrow weights."""
         require_wide_weights(requests, "accel-sim")
         return [self._cost(request.kernel, request.channels, gpu, dtype) for request in requests]
 

@@ -12,7 +12,7 @@ from command_line import error_line
 import pimflow
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
-from pimflow.weight_types import WEIGHT_TYPES, grouped_type
+from pimflow.weight_types import WEIGHT_TYPES, group_type
 from pimflow.zoo.language.hf_decoder import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
 
@@ -163,4 +163,4 @@ def test_other_forms_are_refused(changes, says, tmp_path, capsys):
 
 def test_groups_of_other_sizes_have_a_type():
     sizes = {(4, 4096): "int4_g128", (4, 96): "int4_g32", (8, 192): "int8_g64"}
-    assert {key: grouped_type(*key, zeros=False) for key in sizes} == sizes
+    assert {key: group_type(*key, zeros=False) for key in sizes} == sizes

@@ -113,7 +113,7 @@ def test_times_are_means_over_the_networks_of_stored_rows(script, tmp_path):
         forms = {"decomposed": run(2.0, 90, 0.0), "skip-opt+fusion": run(ns, peak_bytes, error)}
         row = {"network": name, "batch": 4, "original_bytes": 1000, "forms": forms}
         (tmp_path / f"{name}.json").write_text(json.dumps({"times": [row]}))
-    rows = script.stored_rows(sorted(tmp_path.iterdir()), ["times"])["times"]
+    rows = script.slice_rows(sorted(tmp_path.iterdir()), ["times"])["times"]
     text = script.times_table(rows)
     assert "Batch 4, 2 networks" in text and "time over decomposed 1.000 (paper, on a GPU: 1.08)" in text
     assert "memory as run 90.5 % less" in text  # peaks of 100, and of 90 where only the plan is known

@@ -16,7 +16,7 @@ from pimflow import hardware
 from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.kernels import PlainKernels, ScheduledKernel
 from pimflow.compiler.kernel_checks.launch import nodes
-from pimflow.compiler.kernel_checks.resources import named_launches
+from pimflow.compiler.kernel_checks.resources import launches_by_name
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.hardware import GpuSpec
 from pimflow.relay_passes.schedules.launch_limits import launch_problem, with_limits
@@ -56,7 +56,7 @@ def uses_tensor_cores(kernel: ScheduledKernel) -> bool:
 @given(LIMITS, st.sampled_from(list(PLAINS)), st.sampled_from(["fp16", "fp32"]))
 def test_blocks_keep_all_limits_and_values(limits, name, dtype):
     for kernel in limited(PLAINS[name](dtype), limits):
-        for launch, shared_bytes in named_launches(kernel).values():
+        for launch, shared_bytes in launches_by_name(kernel).values():
             assert launch_problem(dict(launch.extents), limits.threads) == ""
             assert shared_bytes <= limits.shared_bytes
         assert limits.tensor_cores or not uses_tensor_cores(kernel)
@@ -67,7 +67,7 @@ def test_blocks_keep_all_limits_and_values(limits, name, dtype):
 def test_a_small_map_has_its_channels_in_several_blocks():
     """Their sums are added in a fixed order by a second launch: no two blocks write one element."""
     (kernel,) = limited(kernel_cases.convolution_kernels(5, (192, 24), "fp16"), SMALLEST_GPU)
-    parts, sums = [launch for launch, _ in named_launches(kernel).values()]
+    parts, sums = [launch for launch, _ in launches_by_name(kernel).values()]
     assert parts.extent("blockIdx.z") > 1 and sums.extent("blockIdx.z") == 1
     assert not any("atomic" in str(call.op) for call in nodes(kernel.lowered.body, ir.Call))
     assert check_kernel(kernel, work=50_000).holds
@@ -89,7 +89,7 @@ def test_fused_groups_keep_the_limits_of_a_small_gpu(monkeypatch):
     monkeypatch.setattr(pimflow, "system", lambda **_: small)
     plain = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu")
     for kernel in plain.schedule():
-        assert all(shared <= 16384 for _, shared in named_launches(kernel).values())
+        assert all(shared <= 16384 for _, shared in launches_by_name(kernel).values())
     few = replace(small, gpu=replace(small.gpu, max_block_threads=128))
     monkeypatch.setattr(pimflow, "system", lambda **_: few)
     assert not kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu").groups

@@ -29,7 +29,7 @@ from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.regions import kernel_groups
 from pimflow.relay_passes.schedules.loops import nodes, reduction_axes
-from pimflow.relay_passes.schedules.product_tiles import ProductShape, ProductTile, fastest_tile
+from pimflow.relay_passes.schedules.product_tiles import BlockTile, ProductShape, fastest_tile
 from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -193,12 +193,12 @@ def test_tiles_of_every_form_become_cuda(tile, k_is_last):
     )
     rule = TensorCores()
     rows, columns, depth, split = tile
-    rule.choose = lambda _: ProductTile(rows=rows, columns=columns, depth=depth, split=split)
+    rule.choose = lambda _: BlockTile(rows=rows, columns=columns, depth=depth, split=split)
     assert "mma_sync" in cuda_source(rule.apply(func, target(), False).mod["main"])
 
 
 def test_tiles_are_large_for_large_products_and_many_for_small_ones():
-    def tile(rows: int, columns: int, depth: int, **limits: int) -> ProductTile:
+    def tile(rows: int, columns: int, depth: int, **limits: int) -> BlockTile:
         shape = ProductShape(batch=1, rows=rows, columns=columns, depth=depth, run=depth)
         return fastest_tile(shape, KernelLimits(**limits))
 

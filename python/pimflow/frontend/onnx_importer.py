@@ -458,27 +458,27 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
 
         The importer guards other casts against NaN, infinity and other ranges, by seven kernels.
         """
-        clip, target = self._resolved(x), helper.tensor_dtype_to_np_dtype(element_type)
+        clip, target = self._bound_value(x), helper.tensor_dtype_to_np_dtype(element_type)
         if target.kind not in "iu" or not _is_operator(clip, "relax.clip"):
             return False
         bounds, (low, high) = np.iinfo(target), (float(bound.value) for bound in clip.args[1:])
-        value = self._resolved(clip.args[0])
+        value = self._bound_value(clip.args[0])
         while any(_is_operator(value, f"relax.{kind}") for kind in ("add", "multiply", "round")):
             computed = [argument for argument in value.args if not self._is_known(argument)]
             if len(computed) != 1:
                 return False
-            value = self._resolved(computed[0])
+            value = self._bound_value(computed[0])
         is_sum = _is_operator(value, "relax.astype") and "int" in str(value.args[0].ty.dtype)
         return is_sum and bounds.min <= low and high <= bounds.max
 
     def _is_known(self, expr: relax.Expr) -> bool:
         """Whether an expression is computed from constants alone."""
-        value = self._resolved(expr)
+        value = self._bound_value(expr)
         if isinstance(value, relax.Call):
             return all(map(self._is_known, value.args))
         return isinstance(value, tvm.ir.GenericConst) or not isinstance(value, relax.Expr | None)
 
-    def _resolved(self, expr: relax.Expr) -> relax.Expr | None:
+    def _bound_value(self, expr: relax.Expr) -> relax.Expr | None:
         """What a variable is bound to; another expression itself."""
         return self.bb.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
 

@@ -88,7 +88,7 @@ def launch_resources(
     """
     source = _source(plain)
     launches = {
-        name: launch for kernel in plain.schedule() for name, launch in named_launches(kernel).items()
+        name: launch for kernel in plain.schedule() for name, launch in launches_by_name(kernel).items()
     }
     resources = []
     for architecture in architectures:
@@ -110,7 +110,7 @@ def _source(plain: PlainKernels) -> str:
     return cuda_source(lambda: tvm.compile(named, plain.target, tir_pipeline=keep_registers.PIPELINE))
 
 
-def named_launches(kernel: ScheduledKernel) -> dict[str, tuple[KernelLaunch, int]]:
+def launches_by_name(kernel: ScheduledKernel) -> dict[str, tuple[KernelLaunch, int]]:
     """By name in CUDA, the launches of a kernel and their shared memory in bytes."""
     launches: dict[str, tuple[KernelLaunch, int]] = {}
     for index, stmt in enumerate(launch_statements(kernel.lowered.body)):

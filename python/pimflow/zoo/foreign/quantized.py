@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pimflow.weight_types import GROUPS, grouped_type
+from pimflow.weight_types import GROUPS, group_type
 from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
 from pimflow.zoo.foreign.renamed import channels_first, channels_last
 from pimflow.zoo.foreign.transformer import emit_heads
@@ -294,7 +294,7 @@ def narrow_products(model: onnx.ModelProto) -> dict[str, str]:
         if bits in (4, 8) and group in GROUPS:
             has_zeros = len(node.input) > 3 and bool(node.input[3])
             product = NodeBuilder(node.name or node.output[0]).first_name
-            types[product] = grouped_type(bits, group, zeros=has_zeros)
+            types[product] = group_type(bits, group, zeros=has_zeros)
     return types
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from pimflow.zoo.foreign.builder import ExpandedNode
 
 
-def renamed(op: str, *dropped: str) -> Callable[[ExpandedNode], None]:
+def rename_to(op: str, *dropped: str) -> Callable[[ExpandedNode], None]:
     """The expansion of an operator that is `op` of the standard, but for the attributes `dropped`."""
 
     def expand(node: ExpandedNode) -> None:

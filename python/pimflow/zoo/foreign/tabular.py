@@ -122,7 +122,7 @@ def linear_regressor(node: ExpandedNode) -> None:
     matrix = np.array(attrs["coefficients"], "float32").reshape(targets, -1).T
     bias = np.array(attrs.get("intercepts", [0.0] * targets), "float32")
     scores = builder.emit("Gemm", [_single(node, 0), builder.constant(matrix), builder.constant(bias)])
-    node.bind(transformed(node, scores))
+    node.bind(post_transform(node, scores))
 
 
 def linear_classifier(node: ExpandedNode) -> None:
@@ -144,7 +144,7 @@ def linear_classifier(node: ExpandedNode) -> None:
         node.bind(builder.concat([rest, scores], 1), 1)
         return
     bind_label(node, scores, labels)
-    node.bind(transformed(node, scores), 1)
+    node.bind(post_transform(node, scores), 1)
 
 
 def bind_label_by_threshold(node: ExpandedNode, scores: str, labels: Sequence[int], threshold: float) -> None:
@@ -161,7 +161,7 @@ def bind_label(node: ExpandedNode, scores: str, labels: Sequence[int]) -> None:
     node.bind(node.builder.emit("Gather", [node.builder.constant(np.array(labels, "int64")), place]))
 
 
-def transformed(node: ExpandedNode, scores: str) -> str:
+def post_transform(node: ExpandedNode, scores: str) -> str:
     """`scores` behind the attribute ``post_transform``; raises `UnsupportedOpError` for a rare one."""
     kind = node.attrs.get("post_transform", b"NONE").decode()
     if kind not in _TRANSFORMS:
@@ -185,7 +185,7 @@ def svm_regressor(node: ExpandedNode) -> None:
         x = _kernel(node, x, np.array(attrs["support_vectors"], "float32").reshape(count, -1))
     total = emit("MatMul", [x, builder.constant(coefficients)])
     total = emit("Add", [total, builder.constant(np.array(attrs["rho"][:1], "float32"))])
-    node.bind(transformed(node, total))
+    node.bind(post_transform(node, total))
 
 
 def _kernel(node: ExpandedNode, x: str, vectors: np.ndarray) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from pimflow.zoo.foreign.builder import ExpandedNode
-from pimflow.zoo.foreign.tabular import bind_label, bind_label_by_threshold, transformed
+from pimflow.zoo.foreign.tabular import bind_label, bind_label_by_threshold, post_transform
 
 _LEAF = "LEAF"
 # Operators of the standard, and whether their result is negated; in the order of TreeEnsemble's numbers.
@@ -123,7 +123,7 @@ def tree_regressor(node: ExpandedNode) -> None:
     if kind in ("MIN", "MAX") and len(node.attrs["target_ids"]) < leaves * count:
         raise node.unsupported(f"with {kind} of trees that lack a target is not supported")
     forest = _forest(node, "target", count)
-    node.bind(transformed(node, _scores(node, _tables(node, forest), _AGGREGATES[kind])))
+    node.bind(post_transform(node, _scores(node, _tables(node, forest), _AGGREGATES[kind])))
 
 
 def tree_classifier(node: ExpandedNode) -> None:
@@ -138,7 +138,7 @@ def tree_classifier(node: ExpandedNode) -> None:
         _bind_two_classes(node, scores, labels)
         return
     bind_label(node, scores, labels)
-    node.bind(transformed(node, scores), 1)
+    node.bind(post_transform(node, scores), 1)
 
 
 def _bind_two_classes(node: ExpandedNode, scores: str, labels: Sequence[int]) -> None:
@@ -153,9 +153,9 @@ def _bind_two_classes(node: ExpandedNode, scores: str, labels: Sequence[int]) ->
     bind_label_by_threshold(node, scores, labels, 0.5 if is_share else 0.0)
     if node.attrs["class_ids"][0]:
         both = builder.concat([builder.emit("Sub", [scores, scores]), scores], 1)
-        node.bind(transformed(node, both), 1)
+        node.bind(post_transform(node, both), 1)
         return
-    scores = transformed(node, scores)
+    scores = post_transform(node, scores)
     has_rest = is_share or kind == "LOGISTIC"
     rest = builder.emit("Sub", [builder.scalar(1), scores]) if has_rest else builder.emit("Neg", [scores])
     node.bind(builder.concat([rest, scores], 1), 1)
@@ -249,12 +249,12 @@ def _tables(node: ExpandedNode, forest: Forest) -> TreeTables:
         if len(trees) * conditions * leaves > MAX_ELEMENTS:
             sizes = f"{len(trees)} trees of up to {conditions} conditions and {leaves} leaves"
             raise node.unsupported(f"of {sizes} is not supported")
-        return _filled(forest, trees, conditions, leaves)
+        return _tree_tables(forest, trees, conditions, leaves)
     except (IndexError, ValueError, TypeError):
         raise node.unsupported("with nodes that are not there, or in a circle, is not supported") from None
 
 
-def _filled(forest: Forest, trees: Sequence[_Paths], conditions: int, leaves: int) -> TreeTables:
+def _tree_tables(forest: Forest, trees: Sequence[_Paths], conditions: int, leaves: int) -> TreeTables:
     """The arrays of `trees`, filled up to so many conditions and leaves."""
     count, shape = len(trees), (len(trees), conditions)
     tables = TreeTables(

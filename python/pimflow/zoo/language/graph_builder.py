@@ -88,7 +88,7 @@ class GraphBuilder:
         biased = name.rpartition(".")[2] in self.decoder.biases
         scale = ""
         if self.decoder.activations:
-            source, scale = self.quantised(source)
+            source, scale = self.quantise(source)
         is_last = not (biased or scale)
         operands = [source, self.weight(f"{name}.weight")]
         result = self.node("MatMul", name if is_last else f"{name}.product", operands)
@@ -96,7 +96,7 @@ class GraphBuilder:
             result = self.node("Mul", f"{name}.scaled" if biased else name, [result, scale])
         return self.node("Add", name, [result, self.weight(f"{name}.bias")]) if biased else result
 
-    def quantised(self, source: str) -> tuple[str, str]:
+    def quantise(self, source: str) -> tuple[str, str]:
         """Integers of a tensor, and the scale of each token, [batch, tokens, 1], by its largest magnitude."""
         result, scale = f"{source}.integers", f"{source}.token_scale"
         if any(result in node.output for node in self.nodes):

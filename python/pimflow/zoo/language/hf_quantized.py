@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pimflow.errors import ModelError, one_line
-from pimflow.weight_types import grouped_type
+from pimflow.weight_types import group_type
 from pimflow.zoo.language.hf_config_file import Config
 from pimflow.zoo.language.safetensors_file import StoredTensor
 
@@ -113,7 +113,7 @@ class QuantisedTensor:
     def weight_type(self) -> str:
         """The type in `weight_types.WEIGHT_TYPES`."""
         form = self.quantisation
-        return grouped_type(form.bits, form.group or self.shape[1], zeros=not form.symmetric)
+        return group_type(form.bits, form.group or self.shape[1], zeros=not form.symmetric)
 
     @property
     def shape(self) -> tuple[int, ...]:
