@@ -24,6 +24,7 @@ def faulty_kernels(monkeypatch):
     monkeypatch.setattr(check, "network_kernels", network_kernels)
 
 
+@pytest.mark.long
 def test_right_kernels_are_counted(capsys):
     options = ["--target", "cuda+pim", "--check-kernels", "--conventions", "none"]
     assert main(["compile", "toy", *options]) == 0

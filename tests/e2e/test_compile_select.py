@@ -17,6 +17,7 @@ def compiled(tmp_path_factory):
     return compilation, folder
 
 
+@pytest.mark.long
 def test_the_report_says_what_was_chosen(compiled):
     compilation, _ = compiled
     selection = compilation.report.extras.primitives

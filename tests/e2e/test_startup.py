@@ -112,6 +112,7 @@ def test_commands_load_backends_only_where_they_generate_code():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 def test_every_public_name_is_there():
     """In a fresh process, as ``from pimflow import *`` asks for them."""
     script = "from pimflow import *; import pimflow; print(*(set(pimflow.__all__) - set(globals())))"

@@ -67,6 +67,7 @@ def cases() -> dict[str, NetworkCase]:
     return {kind: NetworkCase(kind) for kind in KINDS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind, dtype", [("amplifies", "fp16"), ("amplifies more", "fp32"), ("damps", "fp16"), ("damps", "fp32")]
 )

@@ -92,6 +92,7 @@ def test_links_are_of_the_batch_and_the_blocks():
     assert group(1, TENSOR).link_ns(WIDE, 5, 2) == 0
 
 
+@pytest.mark.long
 def test_a_model_without_room_names_the_devices_that_have_it(monkeypatch):
     monkeypatch.setattr(zoo, "decoder", lambda _: replace(WIDE, hidden=512, head_size=64, feed_forward=1024))
     system = pimflow.system()

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("pim", "weights", "batch", "channels"), CASES)
 def test_no_plan_is_below_the_bound(pim, weights, batch, channels):
     """The best plan of a block, and plans at random; on the GPU alone too."""

@@ -58,6 +58,7 @@ def planned(network):
     return pimflow.plan_memory(network[0], system(), batch=network[1])
 
 
+@pytest.mark.long
 def test_the_pool_is_one_allocation_of_the_planned_size(measured, planned):
     pool = measured["pool"]
     assert (pool.allocations, pool.groups) == (1, 1)

@@ -149,6 +149,7 @@ print(all((result == results[0]).all() for result in results))
 """
 
 
+@pytest.mark.long
 def test_a_failed_capture_is_told_once_and_changes_no_value():
     """The inference begins again: the pool no longer has what the run had read."""
     done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=True)

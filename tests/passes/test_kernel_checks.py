@@ -259,6 +259,7 @@ def test_rows_that_a_block_retains_keep_to_their_tiles():
     assert not check_kernel(group).findings
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_mutants_are_found(toy, fault):
     rng = np.random.default_rng(0)

@@ -30,6 +30,7 @@ def schedule(chosen, layer):
     return ScheduleCpu()(tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(ON_CPU[::8], ON_CPU))
 def test_values(name):
     chosen = PRIMITIVES[name]

@@ -141,6 +141,7 @@ def test_no_cover_within_a_budget_has_a_lower_sum_and_none_is_smaller(
     assert min(label.pool_bytes for label in smallest) == min(sizes)
 
 
+@pytest.mark.long
 @kinds
 @given(st.data(), shares)
 @settings(max_examples=examples(EXAMPLES))
