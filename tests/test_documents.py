@@ -195,7 +195,7 @@ NUMBERED = {
 }
 
 
-def test_the_page_of_papers_has_every_figure_and_names_tables_that_are_there():
+def test_the_page_of_papers_has_every_figure_and_its_tables():
     page = ROOT / "docs" / "results_papers.md"
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL))
     assert set(sections) == {"PIMFlow", *NUMBERED}

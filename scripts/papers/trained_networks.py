@@ -48,8 +48,8 @@ def dice(outputs: np.ndarray, masks: np.ndarray) -> dict[str, float]:
     """
     predicted, expected = outputs.argmax(axis=1) == 1, masks == 1
     common = (predicted & expected).sum(axis=(1, 2))
-    both = predicted.sum(axis=(1, 2)) + expected.sum(axis=(1, 2))
-    return {"Dice": float(np.where(both, 2 * common / np.maximum(both, 1), 1.0).mean())}
+    total = predicted.sum(axis=(1, 2)) + expected.sum(axis=(1, 2))
+    return {"Dice": float(np.where(total, 2 * common / np.maximum(total, 1), 1.0).mean())}
 
 
 CLASSES = TrainingTask(pictures=glyphs.pictures, scores=accuracies)
