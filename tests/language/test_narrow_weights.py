@@ -8,7 +8,7 @@ from decoders import SMALL
 
 import pimflow
 from pimflow import zoo
-from pimflow.commands.generate.decoding import Lengths, place_step
+from pimflow.commands.generate.decoding import Lengths, StepRequest
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -151,7 +151,7 @@ def searched_head(pim: str, kind: str | None):
     decoder = zoo.decoder("tiny-lm")
     decoder = decoder.with_weights(kind) if kind else decoder
     request = SearchRequest.from_arguments(pimflow.system(pim=pim)).validate()
-    return place_step(graph.head_graph(decoder), request, Lengths(attended=1))[2]
+    return StepRequest(graph.head_graph(decoder), request, Lengths(attended=1)).place()[2]
 
 
 def test_both_devices_count_the_bytes_of_a_type():

@@ -260,7 +260,7 @@ def kernel_phases(
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu, limits=limits, cache=cache),
+        TileGroups(dtype, limits, cache=cache) if gpu else TileGroups(cache=cache),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),

@@ -144,7 +144,7 @@ class Compiled:
 
 
 @public(CompileOptions, *SEARCH)
-def compile(
+def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.export.export``
     model: Model,
     args: Sequence[Any] | str | os.PathLike[str] | None = None,
     *,
