@@ -146,7 +146,7 @@ def test_integers_need_weights_of_integers(model, types, says):
         pimflow.generate(model, prompt="a", n=1, activation_type="int8", **types)
 
 
-def searched_head(pim: str, kind: str | None):
+def head_result(pim: str, kind: str | None):
     """The search result of the output layer of tiny-lm."""
     decoder = zoo.decoder("tiny-lm")
     decoder = decoder.with_weights(kind) if kind else decoder
@@ -156,9 +156,7 @@ def searched_head(pim: str, kind: str | None):
 
 def test_both_devices_count_the_bytes_of_a_type():
     results = {
-        (pim, kind): searched_head(pim, kind)
-        for pim in (NARROW[0], "newton-gddr6")
-        for kind in (None, "q4_0")
+        (pim, kind): head_result(pim, kind) for pim in (NARROW[0], "newton-gddr6") for kind in (None, "q4_0")
     }
     for (_, kind), result in results.items():
         head = result.graph.region("head")
