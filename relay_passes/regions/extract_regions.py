@@ -29,6 +29,7 @@ from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
     activation_types,
+    has_static_shape,
     is_pure_reshape,
     layer_name,
     main_bindings,
@@ -79,8 +80,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
-            if not _has_static_shape(binding.var) and all(
-                map(_has_static_shape, relax.analysis.free_vars(binding.value))
+            if not has_static_shape(binding.var) and all(
+                map(has_static_shape, relax.analysis.free_vars(binding.value))
             ):
                 kind, layer = operator(binding.value), layer_name(mod, binding.var)
                 raise UnsupportedOpError(
@@ -125,11 +126,6 @@ def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
         for group in kernel_groups(mod, views=views)
         if not (group.result.same_as(returned) and isinstance(group.bindings[-1].value, relax.Tuple))
     ]
-
-
-def _has_static_shape(var: relax.Var) -> bool:
-    dims = getattr(var.ty.shape, "values", None)
-    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
 def _result_vars(mod: tvm.IRModule) -> set[relax.Expr]:
