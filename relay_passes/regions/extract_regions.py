@@ -28,15 +28,15 @@ from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
-    activation_types,
+    ACTIVATION_TYPES,
+    LAYER_ROLES,
+    WEIGHT_TYPES,
     has_static_shape,
     is_pure_reshape,
     layer_name,
     main_bindings,
     operator,
-    roles,
     shape,
-    weight_types,
 )
 from pimflow.relay_passes.operators import LOOKUP, POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
@@ -74,7 +74,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     extra_outputs = {var for group in groups for var in group.extra_outputs}
     copy_reasons = input_copy_reasons(mod, groups, views=views)
-    regions, role_of, types = [], roles(mod), weight_types(mod)
+    regions, role_of, types = [], LAYER_ROLES.read(mod), WEIGHT_TYPES.read(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
@@ -94,7 +94,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
         if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
-            integers = activation_types(mod).get(layer_name(mod, group.anchor.var))
+            integers = ACTIVATION_TYPES.read(mod).get(layer_name(mod, group.anchor.var))
             geometry = replace(region.geometry, weights=kind, activations=integers)
             region = replace(region, geometry=geometry)
         regions.append(_with_append(group, _with_attention(mod, group, region)))

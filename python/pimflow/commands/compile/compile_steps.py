@@ -286,16 +286,16 @@ def build_targets(
 ) -> BuildSet:
     """Build the network for the requested target, for the stand-in, and in C if that is the target."""
     request.progress("generating code")
-    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    cpu_choices = None if request.in_c else choices
+    primitives = None
+    if selection and selection.choices:
+        primitives = build.LayerPrimitives(selection.choices, selection.layouts)
     stored = request.out is not None
     builds = tuple(
         build.build(
             network,
             search_result,
             targets.target_by_name(name),
-            cpu_choices,
-            layouts,
+            None if request.in_c else primitives,
             keep_code=stored,
             cuda_graphs=request.cuda_graphs,
         )
@@ -308,7 +308,7 @@ def build_targets(
         OutputReference(expected=expected, perturbed=network.perturbed, tolerance=request.tolerance)
         for expected in reference.expected
     ]
-    c_part = c_code.c_network(network, request.system, choices, layouts, reference.samples, references)
+    c_part = c_code.c_network(network, request.system, primitives, reference.samples, references)
     return BuildSet(builds=builds, c_part=c_part)
 
 
