@@ -257,7 +257,7 @@ def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwo
     """Search the plan of a network, or apply the one that is given; search the front if requested."""
     request.progress("searching")
     begin = time.perf_counter()
-    search_result, pool = request.place_network(prepared)
+    search_result, pool = request.place_network(prepared, progress=request.progress)
     placed = PlacedNetwork(
         search_result=search_result,
         search_seconds=time.perf_counter() - begin,
