@@ -88,13 +88,18 @@ class TextAttribute:
 
     def read(self, mod: tvm.IRModule) -> dict[str, str]:
         """The texts by name, as `attach` stored them; empty if there are none."""
-        return {str(name): str(text) for name, text in main_attribute(mod, self.key).items()}
+        return dict(_texts(mod["main"], self.key))
 
     def attach(self, mod: tvm.IRModule, texts: Mapping[str, str]) -> tvm.IRModule:
         """`mod` with `texts` in place of those that it has."""
         mod = mod.clone()
         mod["main"] = mod["main"].with_attr(self.key, {name: str(text) for name, text in texts.items()})
         return mod
+
+
+@functools.lru_cache(maxsize=8)  # as in `cached_by_module`, for the attributes of two modules
+def _texts(main: relax.Function, key: str) -> dict[str, str]:
+    return {str(name): str(text) for name, text in (main.attrs or {}).get(key, {}).items()}
 
 
 LAYER_NAMES = TextAttribute("pimflow.layer_names")  # by variable, its layer's name in the network file
@@ -108,7 +113,7 @@ RESULT = "%result"  # the only result of a network, which passes may rename
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     """Name of the layer of `var` in the network file."""
-    return str(main_attribute(mod, LAYER_NAMES.key).get(var.name, var.name))
+    return _texts(mod["main"], LAYER_NAMES.key).get(var.name, var.name)
 
 
 def unique_name(name: str, used_names: Container[str]) -> str:
@@ -152,39 +157,40 @@ def rebuild(
     replacement, or None for no change.
     """
     function, bindings = mod["main"], main_bindings(mod)
-    builder = relax.BlockBuilder(mod)
+    main, params = mod.get_global_var("main"), function.params[:]
+    # Without `main`, which the builder would hash: it looks for equal functions.
+    others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+    builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
     env: dict[relax.Var, relax.Expr] = {} if var_remap is None else var_remap
-    same: set[relax.Var] = set(function.params)  # variables whose type did not change
-    with builder.function("pimflow_rebuilt", list(function.params)):
-        with builder.dataflow():
-            for binding in bindings:
-                value = substitute(binding.value, env)
-                new = rewrite(builder, binding.var, value)
-                if new is None and same.issuperset(relax.analysis.free_vars(binding.value)[:]):
-                    env[binding.var] = emit_as(builder, binding.var, value)
-                    same.add(binding.var)
-                    continue
-                if new is None:
-                    new = value
-                done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
-                env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
-                if tvm_ffi.structural_equal(env[binding.var].ty, binding.var.ty):
-                    same.add(binding.var)
-            body = builder.normalize(substitute(function.body.body, env))
-            if rewrite_result is not None:
-                body = builder.normalize(rewrite_result(builder, body))
-            output = relax.Var(_source_name(builder, body), body.ty)
-            builder.emit_normalized(relax.VarBinding(output, body))
-        builder.emit_func_output(output)
-    built = builder.get()
-    functions = {
-        gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")
-    }
-    main = built["pimflow_rebuilt"].with_attr("global_symbol", "main")
-    for key, value in dict(function.attrs or {}).items():
-        if key != "global_symbol":
-            main = main.with_attr(key, value)
-    functions[mod.get_global_var("main")] = main
+    same: set[relax.Var] = set(params)  # variables whose type did not change
+    builder.begin_scope(params)
+    builder._begin_dataflow_block()
+    for binding in bindings:
+        var, old = binding.var, binding.value
+        value = substitute(old, env)
+        new = rewrite(builder, var, value)
+        if new is None and (value is old or same.issuperset(relax.analysis.free_vars(old)[:])):
+            env[var] = emit_as(builder, var, value)
+            same.add(var)
+            continue
+        if new is None:
+            new = value
+        done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
+        env[var] = new if done else builder.emit(new, name_hint=var.name)
+        if tvm_ffi.structural_equal(env[var].ty, var.ty):
+            same.add(var)
+    body = builder.normalize(substitute(function.body.body, env))
+    if rewrite_result is not None:
+        body = builder.normalize(rewrite_result(builder, body))
+    output = relax.Var(_source_name(builder, body), body.ty)
+    builder.emit_normalized(relax.VarBinding(output, body))
+    block = builder._end_block()
+    builder.end_scope()
+    sequence = relax.SeqExpr([block], output)
+    relax.expr._update_type(sequence, output.ty)
+    functions = dict(builder.get().functions_items())
+    rebuilt = relax.Function(params, sequence, output.ty, attrs=function.attrs)
+    functions[main] = rebuilt.with_attr("global_symbol", "main")
     result = tvm.IRModule(functions, attrs=mod.attrs)
     return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
 
@@ -211,11 +217,18 @@ def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
     return name
 
 
+_operator_names: dict[int, str] = {}  # by handle of an operator, which TVM registers once and for all
+
+
 def operator(expr: relax.Expr) -> str:
     """Name of the operator that `expr` calls, without ``relax.``; empty if it calls none."""
-    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
-        return expr.op.name.removeprefix("relax.")
-    return ""
+    if not isinstance(expr, relax.Call):
+        return ""
+    callee = expr.op
+    handle = callee.__chandle__()
+    if handle not in _operator_names and isinstance(callee, tvm.ir.Op):
+        _operator_names[handle] = callee.name.removeprefix("relax.")
+    return _operator_names.get(handle, "")
 
 
 def bare_operator(expr: tvm.ir.Expr) -> str:
@@ -226,14 +239,29 @@ def bare_operator(expr: tvm.ir.Expr) -> str:
 
 def shape(expr: relax.Expr) -> tuple[int, ...]:
     """Static shape of a tensor."""
-    values = getattr(expr.ty.shape, "values", None)
-    dims = values[:] if values else []
-    if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
+    dims = _static_dims(expr.ty.shape)
+    if dims is None:
         raise UnsupportedOpError(
             f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix open sizes with --shape, or the "
             "values that decide it"
         )
+    return dims
+
+
+# Cached: each number is a call of TVM, and passes ask for the shapes of the same tensors again and again.
+@functools.lru_cache(maxsize=1 << 14)
+def _static_dims(shape_expr: relax.Expr | None) -> tuple[int, ...] | None:
+    """The sizes in the shape of a type; None if it has none, or some are not constant."""
+    values = getattr(shape_expr, "values", None)
+    dims = values[:] if values else []
+    if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
+        return None
     return tuple(int(d) for d in dims)
+
+
+def has_static_shape(expr: relax.Expr) -> bool:
+    """Whether `expr` is a tensor with a static shape."""
+    return _static_dims(getattr(expr.ty, "shape", None)) is not None
 
 
 # These keep the order of elements, if they keep their number and type.
@@ -261,9 +289,7 @@ def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
     if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
         return False
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
-    if not all(
-        isinstance(x, relax.Var) and _has_static_shape(x) for x in (*read, *(b.var for b in bindings))
-    ):
+    if not all(isinstance(x, relax.Var) and has_static_shape(x) for x in (*read, *(b.var for b in bindings))):
         return False
     if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
         return False
@@ -289,12 +315,6 @@ def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
             factors = split_factors(factors, output_dims)
     strides = [stride for _, stride in factors or ()]
     return factors is not None and strides == sorted(strides, reverse=True)
-
-
-def _has_static_shape(expr: relax.Expr) -> bool:
-    """Whether `expr` is a tensor with a static shape."""
-    dims = getattr(getattr(expr.ty, "shape", None), "values", None)
-    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims[:])
 
 
 def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:

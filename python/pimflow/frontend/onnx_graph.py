@@ -32,6 +32,7 @@ from pimflow.frontend.onnx_rewrites import (
     strip_weights,
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
+from pimflow.frontend.quantised_layers import fuse_quantised_layers
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
 from pimflow.relay_passes.flat import (
@@ -101,6 +102,7 @@ def _expand(model: onnx.ModelProto, weights: onnx.GraphProto) -> None:
     drop_unread_results(model.graph)
     tensors = {tensor.name: tensor for tensor in weights.initializer}
     fold_empty_tensors(model, tensors)
+    fuse_quantised_layers(model, tensors | foreign.constants(model.graph))
     foreign.expand(model, tensors)
     scalars = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
     foreign.expand(model, tensors, BODIES, functools.partial(needs_body, scalars=scalars))

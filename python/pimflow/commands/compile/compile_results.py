@@ -60,6 +60,7 @@ def extra_reports(
         front=None if placed.front is None else _with_plan_files(request, placed.front),
         channel_counts=request.channel_counts,
         copy_distances=request.copy_distances,
+        input_range=reference.input_range,
     )
 
 

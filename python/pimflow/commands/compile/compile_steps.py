@@ -32,7 +32,7 @@ from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns
-from pimflow.compiler.verification import Verification, nan_count, require_finite, verify
+from pimflow.compiler.verification import Verification, is_constant, nan_count, require_finite, verify
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork
@@ -142,6 +142,8 @@ class ReferenceRun:
         By input that is a resident cache, the index of the output that is its content after a step.
     decomposition : DecompositionReport, optional
         The decomposed layers, and the difference of these outputs from the original's.
+    input_range : str, optional
+        The range that inputs are drawn in, and why, if it was found by trying.
     """
 
     interface: Interface
@@ -152,6 +154,7 @@ class ReferenceRun:
     is_drawn: bool = False
     expected: tuple[Sequence[np.ndarray], ...] = ()
     decomposition: DecompositionReport | None = None
+    input_range: str | None = None
 
     @property
     def inputs(self) -> Mapping[str, np.ndarray]:
@@ -164,6 +167,8 @@ class ReferenceRun:
         self.expected = network.reference.outputs(self.samples)
         if self.is_drawn and any(map(nan_count, self.expected)):
             self._draw_positive(network)
+        if self.is_drawn and all(map(is_constant, self.expected)):
+            self._draw_in_ranges(network)
         for outputs in self.expected:
             require_finite(outputs)
         if change is None:
@@ -181,9 +186,36 @@ class ReferenceRun:
         samples = (network.example_inputs(draws),)
         expected = network.reference.outputs(samples)
         if draws and sum(map(nan_count, expected)) < sum(map(nan_count, self.expected)):
-            self.samples, self.expected = samples, expected
-            texts = {name: str(draw) for name, draw in draws.items()}
-            self.interface = replace(self.interface, draws=self.interface.draws | texts)
+            self._take(draws, samples, expected)
+
+    def _draw_in_ranges(self, network: Network) -> None:
+        """Draw inputs of the first range of `zoo.RANGES` for which outputs are not constant, if there is one.
+
+        Outputs that no input changes say nothing of the build. Networks for samples of 8 or 16 bits have
+        such for values about 1, which are silence to them.
+        """
+        known = {*network.draws, *network.table_rows}
+        for kind, draws in zoo.ranged_draws(network.inputs, known).items():
+            samples = (network.example_inputs(draws),)
+            expected = network.reference.outputs(samples)
+            if not any(is_constant(outputs) or nan_count(outputs) for outputs in expected):
+                self._take(draws, samples, expected)
+                name, draw = next(iter(draws.items()))
+                self.input_range = (
+                    f"drawn as {kind}, {draw}: outputs are constant for smaller ones; "
+                    f"--input {name}=… draws others"
+                )
+                return
+
+    def _take(
+        self,
+        draws: Mapping[str, zoo.Draw],
+        samples: tuple[Mapping[str, np.ndarray], ...],
+        expected: tuple[Sequence[np.ndarray], ...],
+    ) -> None:
+        self.samples, self.expected = samples, expected
+        texts = {name: str(draw) for name, draw in draws.items()}
+        self.interface = replace(self.interface, draws=self.interface.draws | texts)
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
@@ -216,7 +248,7 @@ def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwo
     """Search the plan of a network, or apply the one that is given; search the front if requested."""
     request.progress("searching")
     begin = time.perf_counter()
-    search_result, pool = request.place_network(prepared)
+    search_result, pool = request.place_network(prepared, progress=request.progress)
     placed = PlacedNetwork(
         search_result=search_result,
         search_seconds=time.perf_counter() - begin,

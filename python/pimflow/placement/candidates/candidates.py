@@ -232,7 +232,9 @@ class CandidateGenerator:
         """Why PIM cannot run `region`; empty if it can."""
         if self.system.pim_channels == 0:
             return "the system has no PIM channels"
-        return unsupported_reason(region, self.system.scheduling)
+        geometry = region.geometry
+        integers = geometry is not None and self.costs.pim_target.program_dtype(geometry) == "int8"
+        return unsupported_reason(region, self.system.scheduling, multiplies_integers=integers)
 
     def unsupported_epilogue_reason(self, region: Region) -> str:
         """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
