@@ -256,6 +256,13 @@ def row(name: str, outcomes: dict[str, DoorOutcome]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def time_difference(outcomes: dict[str, DoorOutcome]) -> float:
+    """By how much of the smaller a time of both files differs; 0 if one of them has none."""
+    doors = [outcomes[door] for door in DOORS]
+    pairs = [[door.gpu_only_ns for door in doors], [door.latency_ns for door in doors]]
+    return max(max(pair) / min(pair) for pair in pairs) - 1 if all(map(all, pairs)) else 0.0
+
+
 def table(results: dict[str, dict[str, DoorOutcome]]) -> str:
     """A Markdown table of all outcomes, with a count of each kind and the reasons of what is not right."""
     heads = ("architecture", "ONNX: error", "ms, GPU → plan", ".pt2: error", "ms, GPU → plan")
@@ -267,6 +274,11 @@ def table(results: dict[str, dict[str, DoorOutcome]]) -> str:
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in (RIGHT, REFUSED, WRONG, BROKEN))
         lines.append(f"{door}: {counts}")
         lines.append("")
+    different = max((time_difference(outcomes) for outcomes in results.values()), default=0.0)
+    lines += [
+        f"{len(results)} architectures; a time differs by {different:.2%} at most between both files.",
+        "",
+    ]
     for name, outcomes in results.items():
         for door in DOORS:
             if outcomes[door].kind != RIGHT:
@@ -287,9 +299,8 @@ def time_table(results: dict[str, dict[str, DoorOutcome]]) -> str:
             f"{door.gpu_only_ns / 1e6:.4f} → {door.latency_ns / 1e6:.4f}" if door.kind == RIGHT else door.kind
             for door in doors
         ]
-        pairs = [[door.gpu_only_ns for door in doors], [door.latency_ns for door in doors]]
-        known = all(map(all, pairs))
-        differences += [max(max(pair) / min(pair) for pair in pairs) - 1] * known
+        known = all(door.gpu_only_ns and door.latency_ns for door in doors)
+        differences += [time_difference(outcomes)] * known
         lines.append(f"| {name} | {' | '.join(cells)} | {f'{differences[-1]:.2%}' if known else ''} |")
     apart = sum(difference > 0.01 for difference in differences)
     return "\n".join([*lines, "", f"{len(differences)} networks, of which {apart} differ by more than 1 %"])
