@@ -183,8 +183,10 @@ def _shape(row: Row) -> str:
 
 
 def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
+    longest = max(len(row["name"]) for row in plan.report["regions"])
     columns = [
-        column("layer", "name", filter="text", least=150, grows=2, frozen=True),
+        # Names differ at their ends, so that most are shown whole, at 8 pixels a letter.
+        column("layer", "name", filter="text", least=min(max(150, 8 * longest), 300), grows=2, frozen=True),
         column("mode", "mode", filter="list", least=92),
         column("GPU share", "share", least=66, digits=2),
         column("shape", "shape", filter="text", least=130, grows=2),
