@@ -304,8 +304,8 @@ def _check_casts(model: onnx.ModelProto, where: str) -> None:
         target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
         if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
             raise UnsupportedOpError(
-                f"{where}: Cast '{node.name}' to {target} (attribute 'to') is not supported: TVM rounds to that "
-                "type otherwise than the standard"
+                f"{where}: Cast '{node.name}' to {target} (attribute 'to') is not supported: TVM rounds to "
+                "that type otherwise than the standard"
             )
 
 
