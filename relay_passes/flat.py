@@ -11,6 +11,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -77,29 +78,43 @@ def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
     return attrs[key] if attrs and key in attrs else {}
 
 
-LAYER_NAMES = "pimflow.layer_names"
+@dataclass(frozen=True)
+class TextAttribute:
+    """A text for each of some layers or variables: an attribute of ``main`` called `key`.
+
+    Passes preserve it, and the names of layers, so a text can be looked up by layer at any time.
+    """
+
+    key: str
+
+    def read(self, mod: tvm.IRModule) -> dict[str, str]:
+        """The texts by name, as `attach` stored them; empty if there are none."""
+        return dict(_texts(mod["main"], self.key))
+
+    def attach(self, mod: tvm.IRModule, texts: Mapping[str, str]) -> tvm.IRModule:
+        """`mod` with `texts` in place of those that it has."""
+        mod = mod.clone()
+        mod["main"] = mod["main"].with_attr(self.key, {name: str(text) for name, text in texts.items()})
+        return mod
 
 
-def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
-    """`mod` with layer names by variable name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(LAYER_NAMES, names)
-    return mod
+@functools.lru_cache(maxsize=8)  # as in `cached_by_module`, for the attributes of two modules
+def _texts(main: relax.Function, key: str) -> dict[str, str]:
+    return {str(name): str(text) for name, text in (main.attrs or {}).get(key, {}).items()}
+
+
+LAYER_NAMES = TextAttribute("pimflow.layer_names")  # by variable, its layer's name in the network file
+LAYER_ROLES = TextAttribute("pimflow.roles")  # by layer, of `core.region.ROLES`
+WEIGHT_TYPES = TextAttribute("pimflow.weight_types")  # by layer, in which its weights are stored
+ACTIVATION_TYPES = TextAttribute("pimflow.activation_types")  # by layer, which it multiplies with weights
+CHANNEL_SETS = TextAttribute("pimflow.channel_sets")  # by variable; see `core.channel_sets`
+FUSED = "pimflow.fused"
+RESULT = "%result"  # the only result of a network, which passes may rename
 
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     """Name of the layer of `var` in the network file."""
-    return _layer_names(mod["main"]).get(var.name, var.name)
-
-
-def layer_names(mod: tvm.IRModule) -> dict[str, str]:
-    """Layer names by variable name, as `with_layer_names` stored them."""
-    return dict(_layer_names(mod["main"]))
-
-
-@functools.lru_cache(maxsize=2)  # as in `cached_by_module`
-def _layer_names(main: relax.Function) -> dict[str, str]:
-    names = main.attrs[LAYER_NAMES] if main.attrs and LAYER_NAMES in main.attrs else {}
-    return {str(var): str(layer) for var, layer in names.items()}
+    return _texts(mod["main"], LAYER_NAMES.key).get(var.name, var.name)
 
 
 def unique_name(name: str, used_names: Container[str]) -> str:
@@ -107,54 +122,6 @@ def unique_name(name: str, used_names: Container[str]) -> str:
     while name in used_names:
         name += "_"
     return name
-
-
-ROLES = "pimflow.roles"
-
-
-def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
-    """`mod` with roles (`core.region.ROLES`) by layer name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(ROLES, roles)
-    return mod
-
-
-def roles(mod: tvm.IRModule) -> dict[str, str]:
-    """Roles by layer name, as `with_roles` stored them.
-
-    Passes preserve the attribute and the names of layers, so a role can be looked up by layer at any time.
-    """
-    return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
-
-
-WEIGHT_TYPES = "pimflow.weight_types"
-
-
-def with_weight_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
-    """`mod` with types in which weights are stored, by layer name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(WEIGHT_TYPES, types)
-    return mod
-
-
-def weight_types(mod: tvm.IRModule) -> dict[str, str]:
-    """Types of weights by layer name, as `with_weight_types` stored them; passes preserve them like roles."""
-    return {str(layer): str(kind) for layer, kind in main_attribute(mod, WEIGHT_TYPES).items()}
-
-
-ACTIVATION_TYPES = "pimflow.activation_types"
-
-
-def with_activation_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
-    """`mod` with types of integers that layers multiply with weights, by layer name, as for weights."""
-    mod["main"] = mod["main"].with_attr(ACTIVATION_TYPES, types)
-    return mod
-
-
-def activation_types(mod: tvm.IRModule) -> dict[str, str]:
-    """Types of integers by layer name, as `with_activation_types` stored them."""
-    return {str(layer): str(kind) for layer, kind in main_attribute(mod, ACTIVATION_TYPES).items()}
-
-
-FUSED = "pimflow.fused"
 
 
 def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
@@ -166,28 +133,6 @@ def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
 def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
     """Runs of layers, as `with_fused_runs` stored them."""
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
-
-
-CHANNEL_SETS = "pimflow.channel_sets"
-RESULT = "%result"  # the only result of a network, which passes may rename
-
-
-def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModule:
-    """`mod` with the set of channels of each tensor, by variable name, as an attribute of ``main``."""
-    functions = dict(mod.functions_items())
-    main = mod.get_global_var("main")
-    functions[main] = functions[main].with_attr(
-        CHANNEL_SETS, {name: str(channels) for name, channels in sets.items()}
-    )
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def channel_sets(mod: tvm.IRModule) -> dict[str, str]:
-    """Sets of channels (`core.channel_sets`) by variable name, as `with_channel_sets` stored them.
-
-    Empty if there is only one set.
-    """
-    return {str(var): str(channels) for var, channels in main_attribute(mod, CHANNEL_SETS).items()}
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]

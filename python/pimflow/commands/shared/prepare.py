@@ -32,7 +32,9 @@ from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
-from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+)
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 from pimflow.zoo.language import graph
 
@@ -262,7 +264,7 @@ def _with_memory_options(
     bound, is_memory_goal = goal.max_memory_bytes, goal.objective == "memory"
     if not goal.saves_memory:
         return options
-    chains = "lconv" in roles(network.module).values()
+    chains = "lconv" in LAYER_ROLES.read(network.module).values()
     if chains and activation_chains(activations.with_separate_phases(network).module):
         options = _switch_on(options, ["fuse_activations"])
     if is_memory_goal or pools.pool_bytes(network, options) > (bound or math.inf):
