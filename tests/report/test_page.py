@@ -40,9 +40,8 @@ LARGEST_PAGE_BYTES = 1_600_000
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("page") / "toy"
-    return directory, pimflow.compile("toy", directory)
+def toy(compiled_toy):
+    return compiled_toy
 
 
 @pytest.fixture(scope="module")
