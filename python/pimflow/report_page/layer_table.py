@@ -10,12 +10,14 @@ from pimflow.report_page.charts import ROWS
 from pimflow.report_page.stored import StoredPlan
 
 
-def time_sources(row: Row) -> str:
-    """Sources of a layer's times by resource, such as ``PIM simulated, GPU analytic``."""
-    sources, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
-    return ", ".join(
-        f"{ROWS.get(resource, resource)} {sources[resource]}" for resource in parts if resource in sources
-    )
+def time_sources(*rows: Row) -> str:
+    """Sources of the times of layers by resource: ``PIM simulated, channels analytic and simulated``."""
+    texts = []
+    for resource in ("pim", "gpu", "crossbar", "channels"):
+        sources = sorted({row["known"][resource] for row in rows if resource in row["known"]})
+        if sources:
+            texts.append(f"{ROWS.get(resource, resource)} {' and '.join(sources)}")
+    return ", ".join(texts)
 
 
 def _shape(row: Row) -> str:
@@ -25,8 +27,10 @@ def _shape(row: Row) -> str:
 
 def layer_table(page: Page, plan: StoredPlan) -> Iterator[str]:
     """The section of the layers."""
+    longest = max(len(row["name"]) for row in plan.report["regions"])
     columns = [
-        column("layer", "name", filter="text", least=150, grows=2, frozen=True),
+        # Names differ at their ends, so that most are shown whole, at 8 pixels a letter.
+        column("layer", "name", filter="text", least=min(max(150, 8 * longest), 300), grows=2, frozen=True),
         column("mode", "mode", filter="list", least=92),
         column("GPU share", "share", least=66, digits=2),
         column("shape", "shape", filter="text", least=130, grows=2),

@@ -121,9 +121,6 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     check_text = f"{report['regions_verified']} PIM layers and the outputs{samples}; {legal}"
     range_text = speedup_range(report)
     faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
-    sources = sorted(
-        {source for row in report["regions"] for source in time_sources(row).split(", ") if source}
-    )
     return [
         (
             "latency",
@@ -149,7 +146,7 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             check_text,
             "good" if report["verified"] else "bad",
         ),
-        ("times are", "; ".join(sources) or "analytic", "the worst task of each resource", "words"),
+        ("times are", time_sources(*report["regions"]) or "analytic", "of all layers", "words"),
     ]
 
 
@@ -227,13 +224,17 @@ def _roofline(page: Page, report: dict[str, Any]) -> Iterator[str]:
             "layer": row["name"],
             "mode": row["mode"],
             "macs_per_byte": row["macs"] / row["operand_bytes"],
-            "macs_per_ns": row["macs"] / row["latency_ns"],
+            # Not by its latency: what is computed beside another layer has none.
+            "macs_per_ns": row["macs"] / busy_ns,
         }
         for row in report["regions"]
-        if row["macs"] and row["operand_bytes"] and row["latency_ns"] and len(row["covers"]) == 1
+        if (busy_ns := max(row["busy_ns"]["gpu"], row["busy_ns"]["pim"]))
+        and row["macs"]
+        and row["operand_bytes"]
+        and len(row["covers"]) == 1
     ]
     yield (
-        '<p class="note">Each dot is a layer of the plan: what it computes in the time that it takes. Lines '
+        '<p class="note">Each dot is a layer of the plan: what it computes while its device is busy. Lines '
         "are what the GPU with all memory channels, and the channels with PIM, can do at most: by their "
         "multipliers, or by what their memory gives them. A point on PIM may be above the GPU's line.</p>"
     )
