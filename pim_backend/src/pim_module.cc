@@ -42,7 +42,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 // "PIM10"; another number when a record that is stored changes: ProgramHeader, AppendSizes, those of products.cc.
-constexpr uint64_t kMagic = 0x30314d4950ull;
+constexpr uint64_t kProgramsMagic = 0x30314d4950ull;
 
 /*! \brief What a region's function passes to the device: its program and the contents of the banks. */
 struct Region {
@@ -358,7 +358,7 @@ class PimModuleObj : public ffi::ModuleObj {
 
   ffi::Bytes SaveToBytes() const final {
     Writer w;
-    w.Put(kMagic);
+    w.Put(kProgramsMagic);
     w.Put<uint64_t>(regions.size());
     for (auto [name, region] : regions) {
       w.PutAll(name);
@@ -376,7 +376,7 @@ class PimModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    if (r.Get<uint64_t>() != kMagic) {
+    if (r.Get<uint64_t>() != kProgramsMagic) {
       TVM_FFI_THROW(ArtifactError) << "PIM regions of another version of pimflow: compile the network again";
     }
     auto module = ffi::make_object<PimModuleObj>();

@@ -28,14 +28,15 @@ from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
-    activation_types,
+    ACTIVATION_TYPES,
+    LAYER_ROLES,
+    WEIGHT_TYPES,
+    has_static_shape,
     is_pure_reshape,
     layer_name,
     main_bindings,
     operator,
-    roles,
     shape,
-    weight_types,
 )
 from pimflow.relay_passes.operators import LOOKUP, POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
@@ -73,14 +74,14 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     extra_outputs = {var for group in groups for var in group.extra_outputs}
     copy_reasons = input_copy_reasons(mod, groups, views=views)
-    regions, role_of, types = [], roles(mod), weight_types(mod)
+    regions, role_of, types = [], LAYER_ROLES.read(mod), WEIGHT_TYPES.read(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
-            if not _has_static_shape(binding.var) and all(
-                map(_has_static_shape, relax.analysis.free_vars(binding.value))
+            if not has_static_shape(binding.var) and all(
+                map(has_static_shape, relax.analysis.free_vars(binding.value))
             ):
                 kind, layer = operator(binding.value), layer_name(mod, binding.var)
                 raise UnsupportedOpError(
@@ -93,7 +94,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
         if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
-            integers = activation_types(mod).get(layer_name(mod, group.anchor.var))
+            integers = ACTIVATION_TYPES.read(mod).get(layer_name(mod, group.anchor.var))
             geometry = replace(region.geometry, weights=kind, activations=integers)
             region = replace(region, geometry=geometry)
         regions.append(_with_append(group, _with_attention(mod, group, region)))
@@ -125,11 +126,6 @@ def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
         for group in kernel_groups(mod, views=views)
         if not (group.result.same_as(returned) and isinstance(group.bindings[-1].value, relax.Tuple))
     ]
-
-
-def _has_static_shape(var: relax.Var) -> bool:
-    dims = getattr(var.ty.shape, "values", None)
-    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
 def _result_vars(mod: tvm.IRModule) -> set[relax.Expr]:
