@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.flat import operator
+from pimflow.relay_passes.flat import operator, shape
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `operator_kind` calls it
@@ -34,13 +34,19 @@ def operator_kind(mod: tvm.IRModule, value: relax.Expr) -> str:
 
 
 def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
-    """A function of Q, K, V and, if `attention` has them, a mask, sinks and the first queries' positions."""
+    """A function of Q, K, V and, if `attention` has them, a mask, sinks, scales and first positions.
+
+    Scales are those of keys and of values; positions are of the first queries.
+    """
     shapes = {"q": attention.query_shape, "k": attention.key_shape, "v": attention.value_shape}
     params = [relax.Var(name, relax.TensorType(dims, "float32")) for name, dims in shapes.items()]
     if attention.masked:
         params.append(relax.Var("mask", relax.TensorType(mask_shape, "float32")))
     if attention.sinks:
         params.append(relax.Var("sinks", relax.TensorType((1, attention.heads, 1, 1), "float32")))
+    if attention.cache_type:
+        scale_type = relax.TensorType(attention.scale_shape, "float32")
+        params += [relax.Var(name, scale_type) for name in ("key_scales", "value_scales")]
     if attention.positioned:
         params.append(relax.Var("position", relax.TensorType((attention.batch,), "int64")))
     builder = relax.BlockBuilder()
@@ -53,6 +59,17 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()[NAME]
+
+
+def scale_places(attention: Attention) -> range:
+    """Which arguments of `attention_function` are scales of keys and of values; none if no cache has them."""
+    begin = 3 + attention.masked + attention.sinks
+    return range(begin, begin + 2 * bool(attention.cache_type))
+
+
+def cache_operands(attention: Attention, call: relax.Call) -> list[relax.Expr]:
+    """The caches that a call of `attention_function` reads: scales of keys and of values, keys, values."""
+    return [*(call.args[place] for place in scale_places(attention)), *call.args[1:3]]
 
 
 def query_visibility(mask: relax.Expr, emit: Emit) -> relax.Var:
@@ -113,11 +130,15 @@ def emit_attention_weights(
     Parameters
     ----------
     extra_operands : sequence of Expr
-        The mask, sinks and the position, as far as `attention` has them.
+        The mask, sinks, scales and the position, as far as `attention` has them. Scales are of the keys that
+        are read, or more.
     scale : float
         Factor of the scores, applied first; 1 where an earlier kernel has applied it.
     """
     op, a = relax.op, attention
+    scales = [extra_operands[place - 3] for place in scale_places(a)]
+    if scales:
+        scores = emit(op.multiply(scores, _scales_by_head(a, scales[0], emit)), "of_keys")
     # An operator behind a call joins the kernel of the tensor that is added to it. The scale follows the
     # first sum, so that all operators here become one kernel.
     masks_before_scale = scale != 1 and a.positioned and not a.softcap
@@ -136,6 +157,30 @@ def emit_attention_weights(
     mask_bias = None if masks_before_scale else _mask_bias(a, extra_operands, emit)
     if mask_bias is not None:
         scores = emit(op.add(scores, mask_bias), "causal")
+    weights = _softmax(a, scores, extra_operands, emit)
+    if scales:
+        weights = emit(op.multiply(weights, _scales_by_head(a, scales[1], emit)), "of_values")
+    return weights
+
+
+def _scales_by_head(attention: Attention, scales: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit the scales [batch, kv_heads, keys, 1] for each query head: [batch, heads, 1, extent]."""
+    op, a = relax.op, attention
+    if shape(scales)[2] != a.extent:
+        scales = emit(op.strided_slice(scales, [2], [0], [a.extent]), "read_scales")
+    by_matrix = emit(op.reshape(scales, (a.batch, a.kv_heads, 1, a.extent)), "scales")
+    if a.group == 1:
+        return by_matrix
+    repeated = (a.batch, a.kv_heads, a.group, a.extent)
+    by_matrix = emit(op.broadcast_to(by_matrix, repeated), "repeated_scales")
+    return emit(op.reshape(by_matrix, (a.batch, a.heads, 1, a.extent)), "scales_by_head")
+
+
+def _softmax(
+    attention: Attention, scores: relax.Var, extra_operands: Sequence[relax.Expr], emit: Emit
+) -> relax.Var:
+    """Emit the softmax of masked `scores`, over the sink of each head too if there are sinks."""
+    op, a = relax.op, attention
     if not a.sinks:
         return emit(op.nn.softmax(scores, axis=-1), "softmax")
     sinks = extra_operands[int(a.masked)]

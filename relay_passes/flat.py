@@ -147,6 +147,20 @@ def activation_types(mod: tvm.IRModule) -> dict[str, str]:
     return {str(layer): str(kind) for layer, kind in main_attribute(mod, ACTIVATION_TYPES).items()}
 
 
+CACHE_TYPE = "pimflow.cache_type"
+
+
+def with_cache_type(mod: tvm.IRModule, cache_type: str) -> tvm.IRModule:
+    """`mod` with the type of the integers in its caches (`weight_types.CACHE_TYPES`), as for weights."""
+    mod["main"] = mod["main"].with_attr(CACHE_TYPE, cache_type)
+    return mod
+
+
+def cache_type(mod: tvm.IRModule) -> str:
+    """The type that `with_cache_type` stored; empty if there is none."""
+    return str(main_attribute(mod, CACHE_TYPE) or "")
+
+
 FUSED = "pimflow.fused"
 
 

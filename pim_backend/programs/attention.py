@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -376,7 +376,7 @@ def build_program(
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=layout.dtype,
-        geometry=geometry,
+        geometry=replace(geometry, weights=pim.weights or None),
         pixel_begin=0,
         pixel_end=geometry.pixels,
         banks=layout.banks,

@@ -211,6 +211,9 @@ class Product:
         Whether the second operand is constant.
     integers : bool
         Whether the operands are integers.
+    second_type : str, optional
+        Type in which the second operand is stored (`weight_types.WEIGHT_TYPES`); None for that of the
+        network.
     """
 
     many: int = 1
@@ -221,6 +224,7 @@ class Product:
     stride: int = 1
     weighted: bool = False
     integers: bool = False
+    second_type: str | None = field(default=None, metadata=OMITTED)
 
     @property
     def macs(self) -> int:

@@ -34,7 +34,7 @@ from pimflow.frontend.onnx_rewrites import (
 from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
-from pimflow.relay_passes.flat import main_bindings, with_activation_types, with_weight_types
+from pimflow.relay_passes.flat import main_bindings, with_activation_types, with_cache_type, with_weight_types
 from pimflow.zoo import foreign
 
 
@@ -48,7 +48,14 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         If TVM cannot import the network, even after ONNX Runtime has folded the operators that depend only on
         shapes.
     """
-    mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
+    kind = zoo.cache_type(model)
+
+    def convert(light: onnx.ModelProto, weights: onnx.GraphProto) -> tvm.IRModule:
+        """The canonical module of a network, which knows the type of its caches."""
+        mod = _import(light, weights)
+        return canonical(with_cache_type(mod, kind) if kind else mod, model.graph.name, pushed)
+
+    mod = _convert_or_simplify(model, convert)
     types = zoo.weight_types(model) | foreign.narrow_products(model)
     mod = with_weight_types(mod, types) if types else mod
     integers = zoo.activation_types(model)

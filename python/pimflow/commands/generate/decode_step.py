@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import onnx
 
+from pimflow import zoo
 from pimflow.commands.generate.decoding import (
     CompiledStep,
     Lengths,
@@ -31,7 +33,7 @@ class DecodeStep:
     """A step of one token over a cache.
 
     It is searched, compiled and verified over all places of the cache. Its cost follows from the tokens that
-    are in the cache.
+    are in the cache. What is only searched draws no weights, on whose sizes alone a search depends.
 
     Parameters
     ----------
@@ -71,9 +73,9 @@ class DecodeStep:
     def search_result(self) -> SearchResult:
         """The search result of the step over all places."""
         search_result = place_step(
-            self._graph(self.context), self._search_request, self.lengths(self.context)
+            self._blank_graph(self.context), self._search_request, self.lengths(self.context)
         )[2]
-        release_memory()  # the weights that the graph was loaded with
+        release_memory()
         return search_result
 
     def compile(
@@ -122,6 +124,11 @@ class DecodeStep:
         )
 
     def _load_regions(self, tokens: int) -> RegionGraph:
-        graph = step_regions(self._graph(tokens), self._search_request, self.lengths(tokens))
+        graph = step_regions(self._blank_graph(tokens), self._search_request, self.lengths(tokens))
         release_memory()
         return graph
+
+    def _blank_graph(self, tokens: int) -> StepGraph:
+        """The network of a step that attends to so many tokens, whose matrices are not drawn."""
+        graph = self._graph(tokens)
+        return zoo.blank_matrices(graph) if isinstance(graph, onnx.ModelProto) else graph

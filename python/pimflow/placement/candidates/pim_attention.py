@@ -27,6 +27,7 @@ from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.simulators.pim.timing import STRICT
 
 PARTS = (1, 2, 4, 8)  # that are tried
 
@@ -50,8 +51,15 @@ class CachedRun:
 
     @property
     def mask_elements(self) -> int:
-        """Elements of the mask and the positions, unless they are constants."""
-        return sum(self._other_operand_elements[: self._source_begin])
+        """Elements of the mask and the positions, unless they are constants, and of the scales of a cache.
+
+        Of these, those of the tokens that are read.
+        """
+        attention = self.attention.attention_layer
+        unread = 2 * attention.batch * attention.kv_heads * (attention.keys - attention.extent)
+        return sum(self._other_operand_elements[: self._source_begin]) - (
+            unread if attention.cache_type else 0
+        )
 
     @property
     def source_elements(self) -> int:
@@ -69,10 +77,11 @@ class CachedRun:
     def _source_begin(self) -> int:
         """How many of `_other_operand_elements` come before the sources of Q.
 
-        A mask, sinks and positions that are no constants.
+        A mask, sinks, scales and positions that are no constants.
         """
         attention, other_count = self.attention.attention_layer, len(self._other_operand_elements)
-        count = attention.masked + attention.sinks + attention.positioned
+        scales = 2 if attention.cache_type else 0
+        count = attention.masked + attention.sinks + scales + attention.positioned
         return min(count, other_count - bool(self.attention.prologue))
 
 
@@ -123,6 +132,8 @@ def unsupported_reason(generator: CandidateGenerator, region: Region) -> str:
         )
     if not system.gpu_channels:
         return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
+    if attention.cache_type and generator.costs.pim_target.profiler.name != STRICT:
+        return f"attention: the profiler of PIM knows no caches of {attention.cache_type}"
     if not can_write_caches(system):
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
     return ""
