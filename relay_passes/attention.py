@@ -97,6 +97,9 @@ def emit_attention(attention: Attention, operands: Sequence[relax.Expr], emit: E
     rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
     if a.read:
         k, v = (emit(op.strided_slice(tensor, [2], [0], [a.read]), "read") for tensor in (k, v))
+    if a.cache_type:  # in front of the products, whose kernels widen what they read
+        scales = [_read_scales(a, operands[place], emit) for place in scale_places(a)]
+        k, v = (emit(op.multiply(tensor, scale), "wide") for tensor, scale in zip((k, v), scales))
     if shared:
         q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
     scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]), "keys")), "scores")
@@ -117,6 +120,22 @@ def emit_attention(attention: Attention, operands: Sequence[relax.Expr], emit: E
     return result
 
 
+def _read_scales(attention: Attention, scales: relax.Expr, emit: Emit) -> relax.Expr:
+    """Emit those scales [batch, kv_heads, keys, 1] that are read."""
+    if shape(scales)[2] == attention.extent:
+        return scales
+    return emit(relax.op.strided_slice(scales, [2], [0], [attention.extent]), "read_scales")
+
+
+def emit_scaled(attention: Attention, x: relax.Expr, scales: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit scores or weights [batch, heads, queries, extent] times the scales of each KV head."""
+    op, a = relax.op, attention
+    scales = emit(op.reshape(_read_scales(a, scales, emit), (a.batch, a.kv_heads, 1, a.extent)), "scales")
+    x = emit(op.reshape(x, (a.batch, a.kv_heads, a.group * a.queries, a.extent)), "by_matrix")
+    x = emit(op.multiply(x, scales), "times_scales")
+    return emit(op.reshape(x, a.score_shape), "by_head")
+
+
 def emit_attention_weights(
     attention: Attention,
     scores: relax.Var,
@@ -130,15 +149,11 @@ def emit_attention_weights(
     Parameters
     ----------
     extra_operands : sequence of Expr
-        The mask, sinks, scales and the position, as far as `attention` has them. Scales are of the keys that
-        are read, or more.
+        The mask, sinks, scales and the position, as far as `attention` has them; scales are not applied.
     scale : float
         Factor of the scores, applied first; 1 where an earlier kernel has applied it.
     """
     op, a = relax.op, attention
-    scales = [extra_operands[place - 3] for place in scale_places(a)]
-    if scales:
-        scores = emit(op.multiply(scores, _scales_by_head(a, scales[0], emit)), "of_keys")
     # An operator behind a call joins the kernel of the tensor that is added to it. The scale follows the
     # first sum, so that all operators here become one kernel.
     masks_before_scale = scale != 1 and a.positioned and not a.softcap
@@ -157,23 +172,7 @@ def emit_attention_weights(
     mask_bias = None if masks_before_scale else _mask_bias(a, extra_operands, emit)
     if mask_bias is not None:
         scores = emit(op.add(scores, mask_bias), "causal")
-    weights = _softmax(a, scores, extra_operands, emit)
-    if scales:
-        weights = emit(op.multiply(weights, _scales_by_head(a, scales[1], emit)), "of_values")
-    return weights
-
-
-def _scales_by_head(attention: Attention, scales: relax.Expr, emit: Emit) -> relax.Var:
-    """Emit the scales [batch, kv_heads, keys, 1] for each query head: [batch, heads, 1, extent]."""
-    op, a = relax.op, attention
-    if shape(scales)[2] != a.extent:
-        scales = emit(op.strided_slice(scales, [2], [0], [a.extent]), "read_scales")
-    by_matrix = emit(op.reshape(scales, (a.batch, a.kv_heads, 1, a.extent)), "scales")
-    if a.group == 1:
-        return by_matrix
-    repeated = (a.batch, a.kv_heads, a.group, a.extent)
-    by_matrix = emit(op.broadcast_to(by_matrix, repeated), "repeated_scales")
-    return emit(op.reshape(by_matrix, (a.batch, a.heads, 1, a.extent)), "scales_by_head")
+    return _softmax(a, scores, extra_operands, emit)
 
 
 def _softmax(

@@ -144,10 +144,12 @@ class PackedCache:
             table["attention"]["heads"] % table["attention"]["kv_heads"],
             options["channels"] % options["spread"],
         )
+        if any(uneven):
+            raise ValueError("heads or channels of a packed cache are not dealt evenly")
         attention = Attention.from_json(table["attention"])
         pim = cache_device(pim, attention, options["dtype"])
-        if any(uneven) or pim.elements_per_column(options["dtype"]) % options["lanes"]:
-            raise ValueError("heads, channels or lanes of a packed cache are not dealt evenly")
+        if pim.elements_per_column(options["dtype"]) % options["lanes"]:
+            raise ValueError("lanes of a packed cache are not dealt evenly")
         groups = tuple(
             LAYOUTS[table["kind"]](
                 attention=attention.with_batch_and_heads(batch, kv_heads),

@@ -11,7 +11,13 @@ from tvm import relax
 from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.stages import part_name
 from pimflow.errors import PlanError
-from pimflow.relay_passes.attention import Emit, attention_from_call, emit_attention_weights, scale_places
+from pimflow.relay_passes.attention import (
+    Emit,
+    attention_from_call,
+    emit_attention_weights,
+    emit_scaled,
+    scale_places,
+)
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 from pimflow.relay_passes.pim.outline_pim import symbol
@@ -195,9 +201,14 @@ def _emit_on_pim(
             )
             for index in range(3, len(call.args))
         ]
+        cache_scales = [extra_operands[place - 3] for place in scales]
+        if cache_scales:
+            scores = emit_scaled(group_attention, scores, cache_scales[0], emit)
         weights = emit_attention_weights(
             group_attention, scores, extra_operands, emit, scale=group_attention.scale
         )
+        if cache_scales:
+            weights = emit_scaled(group_attention, weights, cache_scales[1], emit)
         dims = (group_attention.batch * group_attention.heads, *partial, group_attention.value_size)
         sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
     result = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")

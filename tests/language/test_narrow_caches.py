@@ -12,10 +12,11 @@ from length import long_but
 from onnx import numpy_helper
 
 import pimflow
-from pimflow import zoo
+from pimflow import frontend, zoo
 from pimflow.commands.generate.decode_step import DecodeStep
 from pimflow.commands.generate.decoding import CompiledStep, StepRunner, verification_inputs
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.compiler import build
 from pimflow.core.attention import Attention
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import PimSpec, System
@@ -23,6 +24,8 @@ from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
+from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.legality import program_violations_by_rule
@@ -225,3 +228,17 @@ def test_latent_caches_are_refused():
     decoder = replace(SMALL, latent=latent, rotary_size=4)
     with pytest.raises(UsageError, match="caches a latent vector"):
         decoder.with_types(kv_cache_dtype="int8")
+
+
+@pytest.mark.long
+def test_kernels_between_the_products_are_those_that_are_charged():
+    """One multiplies scores by scales of keys, and one has the softmax and the scales of values."""
+    network = frontend.load(graph.step_graph(SMALL.with_cache("int4"), CONTEXT), context=CONTEXT)
+    result = compiled_step("lpddr5x-pim", None, "int4").search_result
+    kernels = kernel_groups(build.apply_search_result(network.module, result))
+    (region,) = result.attention()
+    charged = [task for task in result.candidate_by_region[region].tasks if task.resource == "gpu"]
+    between = [group for group in kernels if group.title.name.startswith(region.replace(".", "_"))]
+    assert len(charged) == sum(group.fusible for group in between) == 2
+    (attention,) = [r for r in extract_regions(network.module).regions if r.attention is not None]
+    assert len(attention.kernel.parts) == 3  # the GPU's: two products and the softmax

@@ -12,7 +12,7 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -51,15 +51,18 @@ class CachedRun:
 
     @property
     def mask_elements(self) -> int:
-        """Elements of the mask and the positions, unless they are constants, and of the scales of a cache.
-
-        Of these, those of the tokens that are read.
-        """
+        """Elements of the mask and the positions, unless they are constants, and of the scales of values."""
         attention = self.attention.attention_layer
-        unread = 2 * attention.batch * attention.kv_heads * (attention.keys - attention.extent)
-        return sum(self._other_operand_elements[: self._source_begin]) - (
-            unread if attention.cache_type else 0
-        )
+        unread = 2 * math.prod(attention.scale_shape) - self.scale_elements // 2
+        others = sum(self._other_operand_elements[: self._source_begin])
+        return others - (unread if attention.cache_type else 0)
+
+    @property
+    def scale_elements(self) -> int:
+        """Elements of the scales of keys and of values that are read, of a narrow cache."""
+        attention = self.attention.attention_layer
+        count = 2 * attention.batch * attention.kv_heads * attention.extent
+        return count if attention.cache_type else 0
 
     @property
     def source_elements(self) -> int:
@@ -285,9 +288,9 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
             if parts == 1:
                 raise
             continue
-        softmax_ns = (
-            generator.task_builder.gpu_task("", _softmax(generator, run, costs.keys[0], parts)).execution_ns
-            * parts
+        softmax_ns = parts * sum(
+            generator.task_builder.gpu_task("", kernel).execution_ns
+            for kernel in _softmax_kernels(generator, run, costs.keys[0], parts).values()
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
@@ -372,7 +375,8 @@ def _tasks(
     for part in range(parts + 1):
         if part < parts:
             score_tasks = tasks.append_scores(part, keys, values, query_tasks)
-            softmaxes.append(tasks.append_softmax(part, _softmax(generator, run, keys, parts), score_tasks))
+            kernels = _softmax_kernels(generator, run, keys, parts)
+            softmaxes.append(tasks.append_softmax(part, kernels, score_tasks))
         if part:
             probabilities = math.prod(run.attention.attention_layer.score_shape)
             product = tasks.program(
@@ -422,13 +426,18 @@ class _AttentionTasks:
         self.append(map(_without_launch, new_values), first)
         return score_tasks
 
-    def append_softmax(self, part: int, kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Append the softmax of the scores of one group."""
+    def append_softmax(
+        self, part: int, kernels: Mapping[str, Kernel], after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Append the kernels of the softmax of the scores of one group, in sequence."""
         name, builder = self.run.attention.name, self.generator.task_builder
-        label = f"{name} (softmax{self._part_label(part)})"
-        if self.parts > 1:
-            return self.append(builder.gpu_tasks_with_traffic(label, name, kernel), after)
-        return self.append([builder.gpu_task(label, kernel)], after)
+        for title, kernel in kernels.items():
+            label = f"{name} ({title}{self._part_label(part)})"
+            if self.parts > 1:
+                after = self.append(builder.gpu_tasks_with_traffic(label, name, kernel), after)
+            else:
+                after = self.append([builder.gpu_task(label, kernel)], after)
+        return after
 
     def _part_label(self, part: int) -> str:
         return f", {part + 1} of {self.parts}" if self.parts > 1 else ""
@@ -439,16 +448,33 @@ def _without_launch(task: Task) -> Task:
     return replace(task, launch_ns=0.0, launched=False)
 
 
-def _softmax(generator: CandidateGenerator, run: CachedRun, keys: ProductCost, parts: int) -> Kernel:
-    """The kernel that computes the softmax of the scores of one of `parts` groups."""
+def _softmax_kernels(
+    generator: CandidateGenerator, run: CachedRun, keys: ProductCost, parts: int
+) -> dict[str, Kernel]:
+    """By title, the kernels that compute the softmax of the scores of one of `parts` groups.
+
+    Scores of a narrow cache are multiplied by the scales of keys in a kernel of their own.
+    """
     region, dtype = run.attention, generator.system.dtype
-    scores = keys.product.results * keys.sums
-    return Kernel(
+    scores, element = keys.product.results * keys.sums, ELEMENT_BYTES[dtype]
+    read_bytes, written = scores * RESULT_BYTES[dtype], math.prod(region.attention_layer.score_shape) // parts
+    kernels = {}
+    if region.attention_layer.cache_type:
+        scales = run.scale_elements // (2 * parts)
+        kernels["scales"] = Kernel(
+            kind="stream",
+            macs=scores,
+            input_bytes=read_bytes + scales * element,
+            output_bytes=written * element,
+        )
+        scores, read_bytes = written, written * element
+    kernels["softmax"] = Kernel(
         kind="stream",
         macs=scores + run.mask_elements,
-        input_bytes=scores * RESULT_BYTES[dtype] + run.mask_elements * ELEMENT_BYTES[dtype],
-        output_bytes=math.prod(region.attention_layer.score_shape) // parts * ELEMENT_BYTES[dtype],
+        input_bytes=read_bytes + run.mask_elements * element,
+        output_bytes=written * element,
     )
+    return kernels
 
 
 def _partial_sum_bytes(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> int:
