@@ -42,8 +42,12 @@ ROUNDING = 2e-3  # of what PIM stores in fp16
 
 
 def small_system(name: str) -> System:
-    """Two channels of four banks with short rows, so that a cache of tens of tokens takes several."""
-    spec = PimSpec.load(name)
+    """Few channels of four banks with short rows, so that a cache of tens of tokens takes several.
+
+    All channels of the phone have PIM.
+    """
+    base = pimflow.system("phone") if name == "phone" else pimflow.system(pim=name)
+    spec = base.pim
     whole = spec.comp_starts_at_row  # then a buffer holds a row
     operands = tuple(
         replace(operand, buffer_elements=8 * operand.multiplications if whole else 0)
@@ -57,7 +61,7 @@ def small_system(name: str) -> System:
         buffer_columns=8 if whole else 4,
         operands=operands,
     )
-    return replace(pimflow.system(pim=name), pim=pim, pim_channels=2)
+    return replace(base, pim=pim, pim_channels=base.pim_channels if name == "phone" else 2)
 
 
 def cache_layouts(name: str, cache_type: str) -> tuple[KeyLayout, ValueLayout]:
@@ -141,7 +145,7 @@ def compiled_step(name: str, modes: str | None, cache_type: str) -> CompiledStep
     )
 
 
-DEVICES = (("lpddr5x-pim", None), ("newton-gddr6", None), ("lpddr5x-pim", "gpu"))
+DEVICES = (("lpddr5x-pim", None), ("phone", None), ("newton-gddr6", None), ("lpddr5x-pim", "gpu"))
 CASES = [(name, modes, cache_type) for cache_type in TYPES for name, modes in DEVICES]
 
 
