@@ -35,7 +35,6 @@ SYSTEMS = {
     "phone": (system("phone"), INTEGERS),
     "phone, lpddr6-pim": (system("phone", pim="lpddr6-pim"), INTEGERS),
     "newton-gddr6-narrow": (system(pim="newton-gddr6-narrow"), BLOCKS),
-    "newton-gddr6": (system(pim="newton-gddr6"), BLOCKS),
 }
 HEAD = [
     *("model", "tokens", "system", "types", "GPU alone, ms", "plan, ms", "tokens/s", "mJ a token"),

@@ -7,7 +7,7 @@ puts the table on docs/language_models.md, a row when it is done.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_generate import best_gpu_cell
@@ -20,7 +20,7 @@ from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, wei
 from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement import Profiling
+from pimflow.placement import Profiling, SearchResult
 from pimflow.placement.solvers.capacity import channel_bytes, weight_row_bytes
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
@@ -56,11 +56,23 @@ class Decoding:
     held_bytes: int
 
 
+HEADS: dict[tuple[Decoder, str], SearchResult] = {}
+
+
+def output_layer(decoder: Decoder, target: System, profiling: Profiling) -> SearchResult:
+    """The search result of the output layer, which is the same for all contexts and caches."""
+    key = (decoder, target.name)
+    if key not in HEADS:
+        head_graph = zoo.blank_matrices(graph.head_graph(decoder))
+        HEADS[key] = search(head_graph, target, profiling=profiling)
+    return HEADS[key]
+
+
 def decoding(decoder: Decoder, target: System, context: int, profiling: Profiling) -> Decoding:
     """Search a block and the output layer of a decoder over a full cache."""
     block_graph = zoo.blank_matrices(graph.block_graph(decoder, context))
     block = search(block_graph, target, context=context, profiling=profiling)
-    head = search(zoo.blank_matrices(graph.head_graph(decoder)), target, profiling=profiling)
+    head = output_layer(replace(decoder, cache_type=""), target, profiling)
     costs = StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
     lengths = Lengths(attended=context, places=context)
     parts = step_times(block, lengths, decoder.kv_elements_per_token / decoder.layers, decoder.group)

@@ -371,12 +371,15 @@ def build_program(
 ) -> PimProgram:
     """A program over the caches of `layout`, from the command stream of each channel."""
     pim = layout.pim
+    types = {"weights": pim.weights or None, "activations": pim.activations or None}
+    if pim.activations == layout.dtype:
+        types["activations"] = None
     return PimProgram(
         region=name,
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=layout.dtype,
-        geometry=replace(geometry, weights=pim.weights or None),
+        geometry=replace(geometry, **types),
         pixel_begin=0,
         pixel_end=geometry.pixels,
         banks=layout.banks,
