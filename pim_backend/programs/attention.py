@@ -371,15 +371,13 @@ def build_program(
 ) -> PimProgram:
     """A program over the caches of `layout`, from the command stream of each channel."""
     pim = layout.pim
-    types = {"weights": pim.weights or None, "activations": pim.activations or None}
-    if pim.activations == layout.dtype:
-        types["activations"] = None
+    activations = None if pim.activations == layout.dtype else pim.activations or None
     return PimProgram(
         region=name,
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=layout.dtype,
-        geometry=replace(geometry, **types),
+        geometry=replace(geometry, weights=pim.weights or None, activations=activations),
         pixel_begin=0,
         pixel_end=geometry.pixels,
         banks=layout.banks,

@@ -33,7 +33,7 @@ from pimflow.relay_passes.canonical.attention_operands import (
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.canonical.softmax_sinks import softmax_with_sinks
-from pimflow.relay_passes.flat import cache_type, main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, operator, rebuild, shape, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -52,7 +52,8 @@ class RecogniseAttention:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         values = {binding.var: binding.value for binding in main_bindings(mod)}
-        finder = _AttentionFinder(values, use_counts(mod), cache_type(mod))
+        cache_type = next(iter(CACHE_TYPES.read(mod).values()), "")  # all caches have one
+        finder = _AttentionFinder(values, use_counts(mod), cache_type)
         matches = {var: match for var in values if (match := finder.match(var)) is not None}
         if not matches:
             return mod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -273,6 +274,7 @@ def search(
     costs: Costs | None = None,
     goal: Goal | None = None,
     original: RegionGraph | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
     """Search the best plan: the best with PIM, or the whole network on the GPU with all memory channels.
 
@@ -284,6 +286,8 @@ def search(
         Objective, solver, bounds and modes: by default the latency, by the label search, in all modes.
     original : RegionGraph, optional
         See `SearchResult`.
+    progress : callable
+        See `PlanSearch`.
 
     Raises
     ------
@@ -300,7 +304,7 @@ def search(
     gpu_only = baseline_plan.evaluation
     if goal.objective == "memory":
         baseline_plan = smallest_gpu_only_plan(generator, goal)
-    plans = PlanSearch(graph, table, system, goal)
+    plans = PlanSearch(graph, table, system, goal, progress)
     best_plan = plans.best()
     mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
     may_leave_pim = {"gpu"}.issuperset(how_by_layer.values())

@@ -105,9 +105,9 @@ def cache_mark(value: onnx.ValueInfoProto) -> str:
     return _metadata(value, "cache") or ""
 
 
-def cache_type(model: onnx.ModelProto) -> str:
-    """The type of the integers in the caches of a network, if they are marked; else empty."""
-    return next(filter(None, map(cache_mark, model.graph.input)), "")
+def cache_types(model: onnx.ModelProto) -> dict[str, str]:
+    """By input that is marked as a cache, the type of its integers."""
+    return {value.name: kind for value in model.graph.input if (kind := cache_mark(value))}
 
 
 def _marks_by_product(model: onnx.ModelProto, key: str) -> dict[str, str]:

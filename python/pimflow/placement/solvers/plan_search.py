@@ -70,10 +70,20 @@ class PlanSearch:
     ----------
     graph, table, system
         The network, its candidates and the system.
+    progress : callable
+        Called with how long the evaluation of all plans takes, before it starts.
     """
 
-    def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
+    def __init__(
+        self,
+        graph: RegionGraph,
+        table: CostTable,
+        system: System,
+        goal: Goal,
+        progress: Callable[[str], None] = lambda _: None,
+    ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
+        self.progress = progress
         self.memory = PlanMemory(graph, system.dtype, table)
         self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
@@ -238,7 +248,7 @@ class PlanSearch:
             plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
             return self.goal.rank(plan) if self.allows(plan) else None
 
-        candidates = solve_exhaustive(self.graph, self.table, rank)
+        candidates = solve_exhaustive(self.graph, self.table, rank, self.goal.search_seconds, self.progress)
         if candidates is None:
             return None
         plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
