@@ -5,11 +5,12 @@ Arrays of TVM are read as slices: ``call.args[:]`` is a list, which takes a thir
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -158,42 +159,82 @@ def rebuild(
     replacement, or None for no change.
     """
     function, bindings = mod["main"], main_bindings(mod)
-    main, params = mod.get_global_var("main"), function.params[:]
+    params = function.params[:]
     # Without `main`, which the builder would hash: it looks for equal functions.
     others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
     env: dict[relax.Var, relax.Expr] = {} if var_remap is None else var_remap
     same: set[relax.Var] = set(params)  # variables whose type did not change
+    with _dataflow_block(builder, params) as blocks:
+        for binding in bindings:
+            var, old = binding.var, binding.value
+            value = substitute(old, env)
+            new = rewrite(builder, var, value)
+            if new is None and (value is old or same.issuperset(relax.analysis.free_vars(old)[:])):
+                env[var] = emit_as(builder, var, value)
+                same.add(var)
+                continue
+            if new is None:
+                new = value
+            done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
+            env[var] = new if done else builder.emit(new, name_hint=var.name)
+            if tvm_ffi.structural_equal(env[var].ty, var.ty):
+                same.add(var)
+        body = builder.normalize(substitute(function.body.body, env))
+        if rewrite_result is not None:
+            body = builder.normalize(rewrite_result(builder, body))
+        output = relax.Var(_source_name(builder, body), body.ty)
+        builder.emit_normalized(relax.VarBinding(output, body))
+    return _with_main(mod, builder.get(), blocks[0], output)
+
+
+@contextlib.contextmanager
+def _dataflow_block(
+    builder: relax.BlockBuilder, params: Sequence[relax.Var]
+) -> Iterator[list[relax.DataflowBlock]]:
+    """A dataflow block that sees `params`, and is in the list at the end.
+
+    A function of the builder would be hashed, and its bindings normalised once more.
+    """
+    blocks: list[relax.DataflowBlock] = []
     builder.begin_scope(params)
     builder._begin_dataflow_block()
-    for binding in bindings:
-        var, old = binding.var, binding.value
-        value = substitute(old, env)
-        new = rewrite(builder, var, value)
-        if new is None and (value is old or same.issuperset(relax.analysis.free_vars(old)[:])):
-            env[var] = emit_as(builder, var, value)
-            same.add(var)
-            continue
-        if new is None:
-            new = value
-        done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
-        env[var] = new if done else builder.emit(new, name_hint=var.name)
-        if tvm_ffi.structural_equal(env[var].ty, var.ty):
-            same.add(var)
-    body = builder.normalize(substitute(function.body.body, env))
-    if rewrite_result is not None:
-        body = builder.normalize(rewrite_result(builder, body))
-    output = relax.Var(_source_name(builder, body), body.ty)
-    builder.emit_normalized(relax.VarBinding(output, body))
-    block = builder._end_block()
-    builder.end_scope()
-    sequence = relax.SeqExpr([block], output)
+    try:
+        yield blocks
+    finally:
+        blocks.append(builder._end_block())
+        builder.end_scope()
+
+
+def _with_main(
+    mod: tvm.IRModule, built: tvm.IRModule, block: relax.DataflowBlock, output: relax.Var
+) -> tvm.IRModule:
+    """`mod` with the functions of `built`, and a ``main`` with the block that ends with `output`."""
+    functions, old = dict(built.functions_items()), mod["main"]
+    is_alone = not any(isinstance(other, relax.Function) for other in functions.values())
+    canonical = _without_output_alias(block) if is_alone else None  # the pass also visits other functions
+    sequence = relax.SeqExpr([canonical or block], output)
     relax.expr._update_type(sequence, output.ty)
-    functions = dict(builder.get().functions_items())
-    rebuilt = relax.Function(params, sequence, output.ty, attrs=function.attrs)
-    functions[main] = rebuilt.with_attr("global_symbol", "main")
+    rebuilt = relax.Function(old.params, sequence, output.ty, attrs=old.attrs)
+    functions[mod.get_global_var("main")] = rebuilt.with_attr("global_symbol", "main")
     result = tvm.IRModule(functions, attrs=mod.attrs)
-    return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
+    result = result if canonical else relax.transform.CanonicalizeBindings()(result)
+    return relax.transform.DeadCodeElimination(["main"])(result)
+
+
+def _without_output_alias(block: relax.DataflowBlock) -> relax.DataflowBlock | None:
+    """`block`, whose last binding is its output, as ``CanonicalizeBindings`` would return it.
+
+    None if there is more to do than to compute the output where it is an alias: that pass takes as long as
+    all else that `rebuild` does.
+    """
+    *bindings, output = block.bindings[:]
+    last = bindings[-1] if bindings else None
+    if last is None or not isinstance(last.var, relax.DataflowVar) or not last.var.same_as(output.value):
+        return None
+    if not all(isinstance(binding.value, relax.Call | relax.Tuple) for binding in bindings):
+        return None
+    return relax.DataflowBlock([*bindings[:-1], relax.VarBinding(output.var, last.value)])
 
 
 def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:

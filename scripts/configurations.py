@@ -94,7 +94,6 @@ CONFIGURATIONS = {
     "docs/validation.md": {
         "simulated networks": text("paper", "ramulator-pimflow"),
         "torch": text(),
-        "torch-searched": text(),
     },
 }
 # Tables that are made of others: the page and the name of the one whose commit counts.

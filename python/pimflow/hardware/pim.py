@@ -249,7 +249,8 @@ class PimSpec:
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
         """The embedded device of that name, or that of a TOML file."""
-        return cls.from_table(*read_toml("pim", name_or_path))
+        text = os.fspath(name_or_path)
+        return _embedded(text) if text in spec_names("pim") else cls.from_table(*read_toml("pim", text))
 
     @classmethod
     def from_table(cls, stem: str, table: Table, *, checks_rules: bool = True) -> PimSpec:
@@ -570,3 +571,9 @@ def _read_list(kind: type[Listed], tables: object, where: str, field_name: str) 
     return tuple(
         build(kind, table, f"{where}: {singular} {number}") for number, table in enumerate(tables, 1)
     )
+
+
+@functools.cache
+def _embedded(name: str) -> PimSpec:
+    """The embedded device of that name, read once: its file does not change."""
+    return PimSpec.from_table(*read_toml("pim", name))

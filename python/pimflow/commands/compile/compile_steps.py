@@ -1,4 +1,4 @@
-"""The steps of `compile`, in order: check, prepare, place, select, build, verify, report, write."""
+"""The steps of `compile`, in order: check, prepare, place, select, build, verify; then `compile_results`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ import numpy as np
 
 from pimflow import zoo
 from pimflow.commands.compile.conventions import ConventionSearch
-from pimflow.commands.compile.make_report import PlacedNetwork, make_report
+from pimflow.commands.compile.make_report import PlacedNetwork
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.compile.pareto import search_front
-from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.channel_report import ChannelCount
-from pimflow.commands.shared.front import ParetoPoint
-from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.inputs import inputs_by_name
-from pimflow.commands.shared.memory_report import PoolReport
 from pimflow.commands.shared.prepare import PreparedNetwork
 from pimflow.commands.shared.published_decode import PublishedDecode
-from pimflow.commands.shared.report import ExtraReports, GpuPart, Report
-from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import plan_modes, require_effect
 from pimflow.commands.shared.streaming_report import CopyDistance
-from pimflow.commands.simulate import trace as tracing
 from pimflow.compiler import artifact, build, ir_dump
-from pimflow.compiler.artifact import ArtifactFiles
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
-from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
+from pimflow.compiler.measurement.kernel_times import inference_ns
 from pimflow.compiler.verification import Verification, is_constant, nan_count, require_finite, verify
-from pimflow.core.plan import Plan
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork
@@ -54,7 +46,6 @@ from pimflow.placement.candidates.candidates import require_primitives
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
-from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -378,34 +369,6 @@ def with_kernel_times(
     return primitive_selection.with_network(selection, network_ns)
 
 
-def extra_reports(
-    request: CompileRequest,
-    prepared: PreparedNetwork,
-    placed: PlacedNetwork,
-    reference: ReferenceRun,
-    selection: Selection | None,
-    build_set: BuildSet,
-) -> ExtraReports:
-    """The parts of the report about what was requested beside a plan."""
-    search_result, order = placed.search_result, prepared.order
-    primitives: SelectionReport | PlanPrimitives | None = None
-    if search_result.goal.primitives:
-        primitives = plan_primitives(search_result, replace_primitives(search_result, request))
-    elif selection is not None:
-        primitives = primitive_selection.summary(selection)
-    return ExtraReports(
-        order=None if order is None else order_report(order, search_result, request),
-        decomposition=reference.decomposition,
-        skips=None if prepared.skips is None else prepared.skips.summary(),
-        primitives=primitives,
-        c_part=None if build_set.c_part is None else build_set.c_part.report,
-        front=None if placed.front is None else _with_plan_files(request, placed.front),
-        channel_counts=request.channel_counts,
-        copy_distances=request.copy_distances,
-        input_range=reference.input_range,
-    )
-
-
 def decoder_part(
     model: Model, network: Network, search_result: SearchResult | None = None, context: int | None = None
 ) -> str | None:
@@ -433,91 +396,3 @@ def decoder_part(
     if not network.states and zoo.past_name(0, "key") in network.inputs:
         notes.append("each step copies the cache; --context N keeps one of N tokens in place")
     return "; ".join(notes) or None
-
-
-def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """`points` with the names of their plan files in place of plans, if they are written."""
-    if request.out is None:
-        return tuple(points)
-    return tuple(
-        replace(point, plan=file) for point, file in zip(points, front_files(request.out, len(points)))
-    )
-
-
-def assemble_report(
-    placed: PlacedNetwork,
-    build_set: BuildSet,
-    verification: Verification,
-    reference: ReferenceRun,
-    extras: ExtraReports,
-    begin: float,
-) -> Report:
-    """The report of a compiled and verified network."""
-    target_build = build_set.builds[0]
-    return make_report(
-        placed,
-        verification,
-        gpu_part=_gpu_part(placed.search_result, target_build, reference.inputs),
-        pool=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
-        extras=extras,
-        wall_seconds=time.perf_counter() - begin,
-    )
-
-
-def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
-    """The part of the report about GPU kernels, with measured times if a device can run them."""
-    measured_ns, measured_on = None, ""
-    if target_build.target != "llvm+pim" and target_build.can_run_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
-        measured_on = str(target_build.device.device_name)
-    return GpuPart.from_search(
-        search_result, target_build.target, target_build.kernels, measured_ns, measured_on
-    )
-
-
-def _interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
-    """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
-    interface, packed = reference.interface, build_set.builds[0].states.to_table()
-    states = {
-        name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
-        for name, output in reference.states.items()
-    }
-    interface = replace(interface, states=states)
-    if build_set.c_part is not None:
-        source = build_set.c_part.source
-        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
-    return replace(interface, cpu=targets.cpu_name()) if request.select is not None else interface
-
-
-def artifact_files(
-    request: CompileRequest,
-    placed: PlacedNetwork,
-    build_set: BuildSet,
-    verification: Verification,
-    reference: ReferenceRun,
-    report: Report,
-) -> ArtifactFiles:
-    """What the compiled directory holds."""
-    search_result = placed.search_result
-    system, programs = search_result.system, search_result.programs()
-    plans = [point.plan for point in placed.front or ()]
-    names = front_files("", len(plans))
-    return ArtifactFiles(
-        builds=build_set.builds,
-        interface=_interface(request, reference, build_set),
-        plan=search_result.plan,
-        placed_regions=artifact.PlacedRegions(
-            graph=search_result.graph,
-            gpu=system.gpu.name,
-            dtype=system.dtype,
-            padding=system.padding,
-            bounds=verification.wider_bounds(system.dtype),
-        ),
-        pim=system.pim,
-        timeline=PlanTrace.from_search(search_result).to_perfetto(),
-        report=report.to_json(),
-        programs=programs,
-        traced_regions=tracing.traceable_regions(programs, request.progress) if request.emit_traces else (),
-        c_files={} if build_set.c_part is None else build_set.c_part.source.files(),
-        front={name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)},
-    )

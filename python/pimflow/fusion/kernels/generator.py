@@ -23,8 +23,8 @@ from pimflow.fusion.kernels.parameters import ARITHMETIC_TYPE, KernelTarget, bou
 from pimflow.fusion.kernels.tensor_cores import TensorCoreProduct
 
 ON_STACK_BYTES = 96 * 1024  # largest pool on a stack: threads have at least 512 KiB (macOS)
-TASKS = 16  # parallel tasks that share the tiles on a CPU (cores, assumed)
-PARALLEL = 1 << 18  # smallest number of operations that pays for waking threads (assumed)
+TASKS = 16  # parallel tasks on a CPU that share the tiles (assumed: one for each core)
+MIN_PARALLEL_OPERATIONS = 1 << 18  # that pay for waking threads (assumed)
 
 
 def generate(
@@ -36,7 +36,7 @@ def generate(
 ) -> tirx.PrimFunc:
     """Write the function of a group.
 
-    Its parameters are flat arrays: the `streams`, the table of `bounds`, then, depending on `Target`, int64
+    Its parameters are flat arrays: the `streams`, the table of `bounds`, and if `KernelTarget` says so int64
     counters (one for each thread and stream) and the pool. In a network the parameters are the tensors that
     it loads, the weights of each layer with weights, in the order (weights, filters), the table, and the
     tensors that it stores.
@@ -149,13 +149,13 @@ class Generator(TileEmitter):
     def _tasks(self) -> None:
         """Share the blocks among cores of a CPU, each with its own pool: on the stack, if that is small."""
         blocks = self.group.tiling.blocks
-        small = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
-        tasks = min(blocks, TASKS) if self._operations() >= PARALLEL else 1
-        if not small:
+        is_on_stack = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
+        tasks = min(blocks, TASKS) if self._operations() >= MIN_PARALLEL_OPERATIONS else 1
+        if not is_on_stack:
             self.pool = T.alloc_buffer((tasks * self.pool_elements,), self.stored_type)
         with contextlib.ExitStack() as stack:
             task = stack.enter_context(T.parallel(self.index(0), self.index(tasks))) if tasks > 1 else 0
-            if small:
+            if is_on_stack:
                 self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="local")
             else:
                 self.base = task * self.pool_elements
@@ -220,8 +220,8 @@ class Generator(TileEmitter):
                 self.spans[(*column, axis)] = tuple(ends)
             base += 2 * parts * len(self.columns)
 
-    def form(self, layer: Layer, formula: Formula) -> None:
-        """Compute the formula's channels, on tensor cores where these are used."""
+    def compute_formula(self, layer: Layer, formula: Formula) -> None:
+        """Compute the channels of a formula, on tensor cores where the layer uses them."""
         if self.group.uses_tensor_cores(layer):
             TensorCoreProduct(self, layer, formula).compute()
         else:
@@ -235,7 +235,7 @@ class Generator(TileEmitter):
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
-                self.form(layer, formula)
+                self.compute_formula(layer, formula)
         self.sync()
         if layer.name in self.group.output_names:
             self.store(layer)

@@ -55,8 +55,8 @@ class TilingSearch:
     graph : RegionGraph
         `RegionGraph.fusible` says which regions may be in groups.
     tiling_cache : dict, optional
-        Earlier results for runs of equal regions, shared with other networks, on systems that differ only in
-        launch times.
+        Earlier results for runs that differ only in names, shared with other networks, on systems that differ
+        only in launch times.
     """
 
     def __init__(self, graph: RegionGraph, system: System, tiling_cache: TilingCache | None = None):
@@ -175,7 +175,7 @@ class TilingSearch:
         is_required = tuple(region.name for region in regions) in self.graph.runs
         cuts = tuple(int(axis.parts.max()) for axis in growing.candidates.axes)
         launch_ns = self.system.gpu.launch_ns
-        key = (launch_ns, channels, is_required, cuts, regions, self.layers.layers[begin:end])
+        key = (launch_ns, channels, is_required, cuts, _unnamed_run(regions, self.layers.layers[begin:end]))
         if key not in self._tiling_cache:
             for position in reversed(range(begin, end - len(growing.positions))):
                 growing.grow(position)
@@ -313,3 +313,25 @@ class TilingSearch:
         except InfeasibleError:
             return False
         return True
+
+
+def _unnamed_run(regions: Sequence[Region], layers: Sequence[Layer]) -> tuple[object, ...]:
+    """A run with numbers for the names of its tensors: what its tilings depend on."""
+    numbers: dict[str, str] = {}
+
+    def number(name: str) -> str:
+        """The number of a tensor, in the order of first use; none for no tensor."""
+        return numbers.setdefault(name, str(len(numbers))) if name else name
+
+    return (
+        *(replace(r, inputs=tuple(map(number, r.inputs)), name=number(r.name)) for r in regions),
+        *(
+            replace(
+                layer,
+                inputs=tuple(map(number, layer.inputs)),
+                name=number(layer.name),
+                extra_output=number(layer.extra_output),
+            )
+            for layer in layers
+        ),
+    )
