@@ -107,6 +107,7 @@ LAYER_NAMES = TextAttribute("pimflow.layer_names")  # by variable, its layer's n
 LAYER_ROLES = TextAttribute("pimflow.roles")  # by layer, of `core.region.ROLES`
 WEIGHT_TYPES = TextAttribute("pimflow.weight_types")  # by layer, in which its weights are stored
 ACTIVATION_TYPES = TextAttribute("pimflow.activation_types")  # by layer, which it multiplies with weights
+CACHE_TYPES = TextAttribute("pimflow.cache_types")  # by input that is a cache, the type of its integers
 CHANNEL_SETS = TextAttribute("pimflow.channel_sets")  # by variable; see `core.channel_sets`
 FUSED = "pimflow.fused"
 RESULT = "%result"  # the only result of a network, which passes may rename

@@ -50,8 +50,10 @@ TABLES = {
     "devices-frugal": ("compare_devices.py", "frugal"),
     **{
         f"narrow-{name}": ("compare_published_narrow.py", name)
-        for name in ("lpddr5x", "registers", "phone", "groups")
+        for name in ("lpddr5x", "registers", "phone", "groups", "p3")
     },
+    "narrow-caches": ("bench_caches.py",),
+    "narrow-roundings": ("narrow_roundings.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),

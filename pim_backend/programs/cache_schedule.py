@@ -12,8 +12,14 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.weight_types import plain_type
 
 Layout = TypeVar("Layout", bound=CacheLayout)
+
+
+def cache_device(pim: PimSpec, attention: Attention, dtype: str) -> PimSpec:
+    """The device as it is for the caches of `attention`; itself if it widens them."""
+    return pim.with_weights(plain_type(attention.cache_type), dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +51,13 @@ class ProductSchedule:
         dtype: str,
         channels: int,
     ) -> Layout:
-        """The layout of keys or values, from row 0 on; `kind` is its class."""
+        """The layout of keys or values, from row 0 on, narrow if the device takes their type.
+
+        `kind` is its class.
+        """
         return kind(
             attention=attention,
-            pim=pim,
+            pim=cache_device(pim, attention, dtype),
             dtype=dtype,
             channels=channels,
             spread=self.spread,

@@ -48,6 +48,7 @@ from pimflow.relay_passes.regions.kernel_groups import (
     kernel_groups,
 )
 from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
+from pimflow.weight_types import plain_type
 
 # Operators that schedules inline (`ScheduleCpu`).
 _CHEAP = (*MOVES, *GATHERS, LOOKUP, "add", "subtract", "")
@@ -289,11 +290,17 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
 def _with_cache_extent(attention: Attention, kernel: Region) -> Region:
     """`kernel` of `attention`, with the places that it reads as input shapes in place of the whole cache.
 
+    A product reads keys or values in the type of the cache.
+
     Its operators are those of a kernel that reads all places: a slice that is read in place is no operator.
     """
-    cut = {
-        dims: (*dims[:2], attention.extent, dims[3]) for dims in (attention.key_shape, attention.value_shape)
-    }
+    product = kernel.kernel.product
+    if product is not None and attention.cache_type:
+        product = replace(product, second_type=plain_type(attention.cache_type))
+        kernel = replace(kernel, kernel=replace(kernel.kernel, product=product))
+    caches = [attention.key_shape, attention.value_shape]
+    caches += [attention.scale_shape] if attention.cache_type else []
+    cut = {dims: (*dims[:2], attention.extent, dims[3]) for dims in caches}
     return replace(
         kernel,
         input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes),

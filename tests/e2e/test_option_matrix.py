@@ -141,7 +141,8 @@ IDLE = {
 OTHERS = {"--inputs", "--input", "--value", "--solver", "--search-seconds", "--force", "--jobs"}
 OTHERS |= {"--executor", "--cache", "--quiet", "--verbose", "--show-config", "--json", "--layers"}
 OTHERS |= {"--dump-ir", "--check-kernels", "--cuda-graphs", "--help"}
-OTHERS |= {"--weight-type"}  # of language models of the zoo alone: tests/language/test_narrow_weights.py
+# Of language models of the zoo alone: tests/language/test_narrow_weights.py and test_narrow_caches.py.
+OTHERS |= {"--weight-type", "--kv-cache-dtype"}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
 # Each day other pairs are judged, all of them on request.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))

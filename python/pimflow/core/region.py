@@ -209,6 +209,9 @@ class Product:
         Largest stride of a convolution.
     weighted : bool
         Whether the second operand is constant.
+    second_type : str, optional
+        Type in which the second operand is stored (`weight_types.WEIGHT_TYPES`); None for that of the
+        network.
     """
 
     many: int = 1
@@ -218,6 +221,7 @@ class Product:
     window: int = 1
     stride: int = 1
     weighted: bool = False
+    second_type: str | None = field(default=None, metadata=OMITTED)
 
     @property
     def macs(self) -> int:

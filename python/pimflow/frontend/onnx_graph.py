@@ -37,6 +37,7 @@ from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
 from pimflow.relay_passes.flat import (
     ACTIVATION_TYPES,
+    CACHE_TYPES,
     WEIGHT_TYPES,
     main_bindings,
 )
@@ -53,7 +54,14 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         If TVM cannot import the network, even after ONNX Runtime has folded the operators that depend only on
         shapes.
     """
-    mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
+    caches = zoo.cache_types(model)
+
+    def convert(light: onnx.ModelProto, weights: onnx.GraphProto) -> tvm.IRModule:
+        """The canonical module of a network, which knows the type of its caches."""
+        mod = _import(light, weights)
+        return canonical(CACHE_TYPES.attach(mod, caches) if caches else mod, model.graph.name, pushed)
+
+    mod = _convert_or_simplify(model, convert)
     types = zoo.weight_types(model) | foreign.narrow_products(model)
     mod = WEIGHT_TYPES.attach(mod, types) if types else mod
     integers = zoo.activation_types(model)

@@ -12,7 +12,15 @@ from pimflow.zoo.models import is_onnx, load_exact, load_model, name_nodes, read
 from pimflow.zoo.precision import has_double
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
-from pimflow.zoo.weights import activation_types, blank_matrices, is_weight, weight_types, with_weights
+from pimflow.zoo.weights import (
+    activation_types,
+    blank_matrices,
+    cache_mark,
+    cache_types,
+    is_weight,
+    weight_types,
+    with_weights,
+)
 from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
@@ -53,6 +61,8 @@ __all__ = [
     "read_model",
     "state_pairs",
     "activation_types",
+    "cache_mark",
+    "cache_types",
     "weight_types",
     "weight_values",
 ]

@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.draws import Draw
 from pimflow.zoo.nodes import constant_nodes
 from pimflow.zoo.shapes import dims_of
+from pimflow.zoo.weights import cache_mark
 
 # Operators that change the shape or the type of values, or choose some of them.
 _MOVES = ("Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
@@ -141,6 +143,9 @@ def input_draws(model: onnx.ModelProto) -> dict[str, Draw]:
         element_type = value.type.tensor_type.elem_type
         if value.name in indices or not element_type or element_type == onnx.TensorProto.STRING:
             continue
+        if cache_type := cache_mark(value):
+            draws[value.name] = _cache_draw(value, cache_type)
+            continue
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(element_type)).kind.replace("V", "f")
         uses = list(graph.uses(value.name)) if kind in "iuf" else []
         restrictions = (_domain(graph, use, kind) for use in uses)
@@ -149,6 +154,15 @@ def input_draws(model: onnx.ModelProto) -> dict[str, Draw]:
         if draw is not None:
             draws[value.name] = draw
     return draws
+
+
+def _cache_draw(value: onnx.ValueInfoProto, kind: str) -> Draw:
+    """Integers of a cache, or their scales, which lie beside them one a token and head."""
+    dims = dims_of(value)
+    if dims is not None and dims[-1] == 1:
+        return Draw("uniform", 1 / 256, 1 / 128)
+    largest = (1 << (WEIGHT_TYPES[kind].bits - 1)) - 1
+    return Draw("int", -largest, largest)
 
 
 def _domain(graph: _InputUses, use: _Use, kind: str) -> Draw | None:

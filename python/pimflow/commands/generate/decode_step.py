@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
+import onnx
 
+from pimflow import zoo
 from pimflow.commands.generate.decoding import (
     OWN_NAMES,
     CompiledStep,
@@ -31,7 +34,7 @@ class DecodeStep:
     """A step of one token over a cache.
 
     It is searched, compiled and verified over all places of the cache. Its cost follows from the tokens that
-    are in the cache.
+    are in the cache. What is only searched draws no weights, on whose sizes alone a search depends.
 
     Parameters
     ----------
@@ -73,8 +76,8 @@ class DecodeStep:
     @functools.cached_property
     def search_result(self) -> SearchResult:
         """The search result of the step over all places."""
-        search_result = self.request(self.context).place()[2]
-        release_memory()  # the weights that the graph was loaded with
+        search_result = self._blank_request(self.context).place()[2]
+        release_memory()
         return search_result
 
     def compile(
@@ -120,6 +123,13 @@ class DecodeStep:
         )
 
     def _load_regions(self, tokens: int) -> RegionGraph:
-        regions = self.request(tokens).regions()
+        regions = self._blank_request(tokens).regions()
         release_memory()
         return regions
+
+    def _blank_request(self, tokens: int) -> StepRequest:
+        """The request whose matrices are not drawn."""
+        request = self.request(tokens)
+        if not isinstance(request.graph, onnx.ModelProto):
+            return request
+        return replace(request, graph=zoo.blank_matrices(request.graph))

@@ -280,10 +280,12 @@ def step_times(
     """
     system, graph = search_result.system, search_result.graph
     elements = kv_elements * lengths.attended * lengths.batch
-    kernels = 2 * max(1, sum(region.attention is not None for region in graph.regions))
+    attentions = [region.attention for region in graph.regions if region.attention is not None]
+    kernels = 2 * max(1, len(attentions))
+    kind = attentions[0].cache_type if attentions else None
     return [
         *weight_times(graph, lengths.batch * lengths.tokens, system),
-        cache_times(elements, uses * lengths.tokens, kernels, system),
+        cache_times(elements, uses * lengths.tokens, kernels, system, kind),
     ]
 
 
@@ -371,10 +373,13 @@ def compile_step(
         If results are wrong.
     """
     network, prepared, search_result = request.place(search_result)
-    arrays, perturbed = inputs(network), prepared.perturbed
+    arrays = inputs(network)
     expected = network.reference(arrays)
     require_finite(expected)
     input_types, states, outputs = network.inputs, network.states, network.output_names
+    reference = OutputReference(
+        expected=expected, perturbed=prepared.perturbed, rounded=network.rounded_outputs
+    )
     roles = step_roles(network, interface.roles)
     del network  # its weights take as much memory as those of the build
     target = targets.target_by_name(request.search_request.target)
@@ -384,7 +389,7 @@ def compile_step(
     observation = observe(prepared, step_build, search_result.system, arrays)
     del prepared
     release_memory()
-    verification = observation.verify_outputs(OutputReference(expected=expected, perturbed=perturbed))
+    verification = observation.verify_outputs(reference)
     verification.require()
     return CompiledStep(
         lengths=request.lengths,

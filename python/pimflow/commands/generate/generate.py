@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from pimflow import zoo
 from pimflow.commands.generate.decode_step import DecodeStep
 from pimflow.commands.generate.decoding import (
     Caches,
@@ -47,6 +48,7 @@ from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.simulators.pim.timing import STRICT
+from pimflow.weight_types import plain_type
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -158,6 +160,9 @@ def generate(
     activation_type : str
         Type to which inputs of products with them are quantised, with a scale for each token: ``fp16`` for
         none, or ``int8``.
+    kv_cache_dtype : str
+        Type of the caches, of `weight_types.CACHE_TYPES`, to which keys and values are quantised as they are
+        appended, with a scale for each token and head: ``fp16`` for that of the system.
     devices, parallel, link
         How many devices share a shape, and how; see `commands.generate.devices.DeviceGroup`.
     assume_room : bool
@@ -182,7 +187,7 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer, options.weight_type, options.activation_type)
+    language = open_language_model(model, options.tokenizer, options)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
     continuation = Continuation(options.n, sampler, language.require_stops(options.stop))
     context = _context(language, max(map(len, prompts)), options.n, options.context)
@@ -397,7 +402,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
     model, decoder = decoder, job.group.device_part(decoder)
     job.progress("searching the output")
-    head_graph = decoder_graph.head_graph(decoder, batch=batch)
+    head_graph = zoo.blank_matrices(decoder_graph.head_graph(decoder, batch=batch))
     _, _, head = StepRequest(head_graph, search_request, Lengths(attended=1, batch=batch)).place()
     job.progress("searching a block for a token")
     decode = DecodeStep(
@@ -490,7 +495,7 @@ def _model_bound_ns(
     job: GenerationJob, decoder: Decoder, decode: DecodeStep, head: SearchResult, tokens: int
 ) -> float:
     """The lower bound of the time of a step of a whole model."""
-    kv_elements = decoder.kv_bytes_per_token(1) / decoder.layers
+    kv_elements = decoder.kv_elements_per_token / decoder.layers
     block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
     output = weight_times(head.graph, job.batch, head.system)
     parts = [*(part.scale(decoder.layers) for part in block), *output]
@@ -538,6 +543,16 @@ def _published(job: GenerationJob) -> PublishedDecode | None:
     return PublishedDecode.from_decoder(job.language.decoder, job.search_request.system)
 
 
+def _cache_in_pim(language: LanguageModel, system: System) -> str | None:
+    """How PIM stores caches of a narrow type; None if there are none."""
+    kind = language.decoder.cache_type if language.decoder else ""
+    if not kind:
+        return None
+    if system.pim.takes(plain_type(kind), system.dtype) and system.timing == STRICT:
+        return f"PIM stores {kind} as it is"
+    return f"PIM stores {kind} widened to {system.dtype}, which its multipliers take"
+
+
 def _report(
     job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Unpack[_Figures]
 ) -> Generation:
@@ -553,6 +568,8 @@ def _report(
         if "widened" in language.weights
         else language.weights,
         weights_in_pim=_weights_in_pim(language, system),
+        cache=(language.decoder.cache_type if language.decoder else "") or None,
+        cache_in_pim=_cache_in_pim(language, system),
         system=system.name,
         gpu=system.gpu.name,
         pim=system.pim.name,
@@ -568,7 +585,7 @@ def _report(
         tokens_per_s_gpu_only=job.batch / mean.tpot_ns_gpu_only * 1e9,
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
-        kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
+        kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
         room_bytes=_room_bytes(system),
         devices=_devices_text(job.group),
         verified=True,  # else an error was raised

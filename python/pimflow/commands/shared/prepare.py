@@ -114,21 +114,24 @@ class PreparedNetwork:
 
 def load(model: Model, options: NetworkOptions) -> Network:
     """Load the network of a model with the values, shapes and caches of `options`; see `frontend.load`."""
-    if options.weight_type != "fp16":
-        model = _with_weight_type(model, options)
+    if {options.weight_type, options.kv_cache_dtype} != {"fp16"}:
+        model = _with_narrow_types(model, options)
     if options.values:
         model = frontend.with_values(model, options.values)
     return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
 
 
-def _with_weight_type(model: Model, options: NetworkOptions) -> onnx.ModelProto:
-    """The graph of a language model of the zoo with narrow weights; raises `UsageError` for other models."""
+def _with_narrow_types(model: Model, options: NetworkOptions) -> onnx.ModelProto:
+    """The graph of a language model of the zoo with narrow types; raises `UsageError` for other models."""
+    weights, caches = options.weight_type, options.kv_cache_dtype
     if not (isinstance(model, str) and model in zoo.decoder_names()):
+        given = f"--weight-type {weights}" if weights != "fp16" else f"--kv-cache-dtype {caches}"
         raise UsageError(
-            f"--weight-type {options.weight_type}: only language models of the zoo are quantised, and a file "
-            "keeps its own types of weights; leave it out"
+            f"{given}: only language models of the zoo are quantised, and a file keeps its own types of "
+            "weights; leave it out"
         )
-    return graph.zoo_graph(zoo.decoder(model).with_weights(options.weight_type), options.context)
+    decoder = zoo.decoder(model).with_types(weights, kv_cache_dtype=caches)
+    return graph.zoo_graph(decoder, options.context)
 
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:
