@@ -55,6 +55,7 @@ TABLES = {
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),
+    "temco-unet": ("reproduce_temco_accuracy.py", "--passes", "--networks", "glyphs-unet", "tucker:0.5"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 
