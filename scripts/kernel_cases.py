@@ -45,12 +45,17 @@ PLANS = {"every mode": {}, "splits": {"modes": "gpu,split"}, "pipelines": {"mode
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCase:
-    """Kernels of the sweep: a part of its table, a name, the storage type, and what makes them."""
+    """Kernels of the sweep: a group of its table, a name, the storage type, and what makes them."""
 
-    part: str
+    group: str
     name: str
     dtype: str
     make: Callable[[], PlainKernels]
+
+    @property
+    def part(self) -> str:
+        """What several groups have in common, such as all decoders."""
+        return self.group.partition(":")[0]
 
 
 def cases() -> Iterator[KernelCase]:
@@ -60,31 +65,35 @@ def cases() -> Iterator[KernelCase]:
             yield _case("networks", name, dtype, network_kernels, name, dtype)
         for heads, context in itertools.product(QUERY_HEADS, CONTEXTS):
             title = f"{heads} query heads, context {context}"
-            yield _case("decoders", title, dtype, decoder_kernels, heads, context, dtype)
+            group = f"decoders: {heads} query heads a head of keys"
+            yield _case(group, title, dtype, decoder_kernels, heads, context, dtype)
         for rows, columns, depth in itertools.product(EXTENTS, repeat=3):
             title = f"product {rows} x {columns} x {depth}"
-            yield _case("odd extents", title, dtype, product_kernels, rows, columns, depth, dtype)
+            yield _case("odd extents: products", title, dtype, product_kernels, rows, columns, depth, dtype)
         for size, channels, filters in itertools.product(EXTENTS[1:3], EXTENTS, EXTENTS):
             title = f"3x3 convolution {size} x {size}, {channels} to {filters} channels"
-            yield _case("odd extents", title, dtype, convolution_kernels, size, (channels, filters), dtype)
+            group, sizes = "odd extents: convolutions", (channels, filters)
+            yield _case(group, title, dtype, convolution_kernels, size, sizes, dtype)
         for rows, columns in itertools.product(EXTENTS, repeat=2):
             title = f"reductions of {rows} x {columns}"
-            yield _case("odd extents", title, dtype, reduction_kernels, rows, columns, dtype)
+            yield _case("odd extents: reductions", title, dtype, reduction_kernels, rows, columns, dtype)
         for name in FUSED:
             yield _case("fused groups", name, dtype, planned_kernels, name, dtype, fuse=True, modes="gpu")
         chains = {"decompose": "tucker:0.5", "fuse_activations": True, "modes": "gpu"}
         yield _case("fused groups", "chains of toy", dtype, planned_kernels, "toy", dtype, **chains)
         for name, (title, options) in itertools.product(PLANNED, PLANS.items()):
-            yield _case("plans", f"{title} of {name}", dtype, planned_kernels, name, dtype, **options)
+            yield _case(
+                f"plans: {title}", f"{title} of {name}", dtype, planned_kernels, name, dtype, **options
+            )
     for name, primitive in PRIMITIVES.items():
         if primitive.target == "cuda" and primitive.places:
             yield _case("primitives", name, "fp32", primitive_kernels, name)
 
 
 def _case(
-    part: str, name: str, dtype: str, make: Callable, *arguments: object, **options: object
+    group: str, name: str, dtype: str, make: Callable, *arguments: object, **options: object
 ) -> KernelCase:
-    return KernelCase(part=part, name=name, dtype=dtype, make=lambda: make(*arguments, **options))
+    return KernelCase(group=group, name=name, dtype=dtype, make=lambda: make(*arguments, **options))
 
 
 def network_kernels(model: object, dtype: str, context: int | None = None) -> PlainKernels:

@@ -140,19 +140,19 @@ class _AllAccesses(AccessLog):
         super().__init__(name, elements, is_shared, report)
         self._columns: list[np.ndarray] = []
 
-    def write(self, accesses: Accesses) -> None:
+    def write(self, accesses: Accesses, epoch: int, warp_epochs: np.ndarray) -> None:
         """Keep writes."""
-        super().write(accesses)
-        self._keep(accesses, True)
+        super().write(accesses, epoch, warp_epochs)
+        self._keep(accesses, epoch, warp_epochs[accesses.lanes], True)
 
-    def read(self, accesses: Accesses) -> None:
+    def read(self, accesses: Accesses, epoch: int, warp_epochs: np.ndarray) -> None:
         """Keep reads."""
-        self._keep(accesses, False)
+        self._keep(accesses, epoch, warp_epochs[accesses.lanes], False)
 
-    def _keep(self, accesses: Accesses, is_write: bool) -> None:
+    def _keep(self, accesses: Accesses, epoch: int, warp_epochs: np.ndarray, is_write: bool) -> None:
         count = len(accesses.elements)
-        of_all = np.full(count, accesses.epoch), np.full(count, is_write)
-        of_each = accesses.blocks, accesses.elements, accesses.warps, accesses.warp_epochs, accesses.threads
+        of_all = np.full(count, epoch), np.full(count, is_write)
+        of_each = accesses.blocks, accesses.elements, accesses.warps, warp_epochs, accesses.threads
         self._columns.append(np.stack([*of_each, *of_all]).astype(np.int64))
 
     def are_unordered(self) -> bool:

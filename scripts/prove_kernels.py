@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from configurations import fill
 from kernel_cases import cases, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
 from kernel_resources import ResourceRow, resource_rows, resource_table
-from kernel_sweep import CaseResult, check_numbered_case, store_row, stored_rows, sweep_table
-from update_validation import fill
+from kernel_sweep import (
+    CaseResult,
+    check_numbered_case,
+    claim_kernels,
+    store_row,
+    stored_rows,
+    summary,
+    sweep_table,
+)
 
 from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.host import workers
@@ -31,19 +41,22 @@ ATTEMPTS = 1000  # kernels that are drawn for a mutant
 
 def run_sweep(parts: Sequence[str], jobs: int, path: Path | None, page: Path | None) -> bool:
     """Check all cases that the file of results lacks, and print a table; returns whether all kernels hold."""
-    results = [result for result in stored_rows(path, CaseResult) if not parts or result.part in parts]
-    known = {result.number for result in results}
+    stored = stored_rows(path, CaseResult)
+    results, known = list(stored), {result.number for result in stored}
     chosen = [
         number
         for number, case in enumerate(cases())
         if number not in known and (not parts or case.part in parts)
     ]
     begin = time.perf_counter()
-    for _, result in workers.map_items(check_numbered_case, chosen, jobs):
-        results.append(result)
-        store_row(path, result)
-        print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
-    show_table("kernel-sweep", sweep_table(sorted(results, key=lambda result: result.number)), page)
+    with tempfile.TemporaryDirectory() as folder:
+        claim_kernels(Path(folder), stored)
+        for _, result in workers.map_items(partial(check_numbered_case, Path(folder)), chosen, jobs):
+            results.append(result)
+            store_row(path, result)
+            print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
+    show_table("kernel-sweep", sweep_table(results), page)
+    print(summary(results))
     print(f"{len(chosen)} cases in {time.perf_counter() - begin:.0f} s in {jobs} processes")
     return not any(result.lines for result in results)
 
@@ -52,7 +65,7 @@ def show_table(name: str, table: str, page: Path | None) -> None:
     """Print a table, and write it between the marks called `name` of a page."""
     print(table)
     if page is not None:
-        page.write_text(fill(page.read_text(), name, table.splitlines()))
+        page.write_text(fill(page.read_text(), name, table))
 
 
 def prove_network(network: str, context: int | None, dtype: str) -> bool:

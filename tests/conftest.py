@@ -84,6 +84,7 @@ def zoo_generator():
 @pytest.fixture(scope="session")
 def small_bert(zoo_generator):
     """The generator's BERT with two layers of two heads of 16, for 8 tokens of 50; with weights."""
-    bert = zoo_generator["NETWORKS"]["bert-base"].__globals__["bert"]
-    graph = bert("bert-small", layers=2, width=32, heads=2, vocabulary=50, positions=16, length=8)
+    generator = zoo_generator["NETWORKS"]["bert-base"].__globals__
+    sizes = generator["EncoderSizes"](layers=2, width=32, heads=2, vocabulary=50, positions=16)
+    graph = generator["bert"]("bert-small", sizes, length=8)
     return zoo.load_model(zoo_generator["strip"](graph, "bert-small"))

@@ -181,6 +181,9 @@ def test_tables_of_results_are_as_their_scripts_wrote_them(script):
             assert stamp["digest"] == module.digest(written), f"{page}: {name} was edited; run its script"
             (writer,) = re.findall(r"written by (scripts/\w+\.py)", mark)
             assert f"/{writer}" in FILES, f"{page}: {name}"
+    text = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+    mark, written, _ = re.search(module.block("kernel-sweep"), text, re.DOTALL).groups()
+    assert re.search(module.STAMP, mark)["digest"] == module.digest(written), "run scripts/prove_kernels.py"
 
 
 # What each paper numbers; the slides of PIMFlow number nothing.

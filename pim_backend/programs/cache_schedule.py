@@ -44,9 +44,8 @@ class ProductSchedule:
         pim: PimSpec,
         dtype: str,
         channels: int,
-        row_begin: int = 0,
     ) -> Layout:
-        """The layout of keys or values; `kind` is its class."""
+        """The layout of keys or values, from row 0 on; `kind` is its class."""
         return kind(
             attention=attention,
             pim=pim,
@@ -54,7 +53,6 @@ class ProductSchedule:
             channels=channels,
             spread=self.spread,
             lanes=self.lanes,
-            row_begin=row_begin,
         )
 
     def attention_product(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.AttentionProduct:
@@ -121,12 +119,12 @@ class CacheSchedule:
             As `group`.
         """
         group, group_layouts = self.group(attention).with_full_cache(), []
+        keys = self.keys.layout(KeyLayout, group, pim, dtype, channels)
+        values = self.values.layout(ValueLayout, group, pim, dtype, channels)
         for _ in range(self.parts):
-            keys = self.keys.layout(KeyLayout, group, pim, dtype, channels, row_begin)
-            row_begin += keys.rows
-            values = self.values.layout(ValueLayout, group, pim, dtype, channels, row_begin)
-            row_begin += values.rows
-            group_layouts.append((keys, values))
+            value_begin = row_begin + keys.rows
+            group_layouts.append((replace(keys, row_begin=row_begin), replace(values, row_begin=value_begin)))
+            row_begin = value_begin + values.rows
         return tuple(group_layouts)
 
     def __str__(self) -> str:

@@ -142,7 +142,7 @@ void AwaitWeightCopy(ffi::Tensor place) {
   }
 }
 
-constexpr uint64_t kMagic = 0x3130545745494d50ull;  // "PMIEWT01"
+constexpr uint64_t kWeightsMagic = 0x3130545745494d50ull;  // "PMIEWT01"
 constexpr int64_t kAlignment = 64;                // of the values of each weight, from the symbol on
 
 /*! \brief Memory of a loaded library, which stays loaded as long as a tensor lies there. */
@@ -175,7 +175,7 @@ class WeightsModuleObj : public ffi::ModuleObj {
 
   ffi::Bytes SaveToBytes() const final {
     Writer w;
-    w.Put(kMagic);
+    w.Put(kWeightsMagic);
     w.PutAll(symbol_);
     w.Put<uint64_t>(weights_.size());
     for (const ffi::Tensor& weight : weights_) {
@@ -190,7 +190,7 @@ class WeightsModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    if (r.Get<uint64_t>() != kMagic) {
+    if (r.Get<uint64_t>() != kWeightsMagic) {
       TVM_FFI_THROW(ArtifactError) << "weights of another version of pimflow: compile the network again";
     }
     std::string symbol;

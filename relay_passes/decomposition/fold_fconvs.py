@@ -10,11 +10,11 @@ from tvm import relax
 
 from pimflow.relay_passes.decomposition.branches import is_pointwise
 from pimflow.relay_passes.flat import (
-    layer_names,
+    LAYER_NAMES,
+    LAYER_ROLES,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     use_counts,
 )
@@ -57,7 +57,7 @@ def fconv_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 def _sites(mod: tvm.IRModule) -> dict[relax.Var, tuple[relax.Var, np.ndarray]]:
     """By variable of each core that the pass treats, the fconv, and the filters of the new layer."""
-    bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
+    bindings, names, role_of = main_bindings(mod), LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
     if not role_of:
         return {}
     counts, values, sites = use_counts(mod), {b.var: b.value for b in bindings}, {}

@@ -9,14 +9,14 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     cached_by_module,
     fused_runs,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     use_counts,
     with_fused_runs,
@@ -165,13 +165,13 @@ class RunGraph:
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
-        names, order, layers = {}, {}, layer_names(mod)
+        names, order, layers = {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
             for var in set(relax.analysis.free_vars(binding.value)):
                 readers.setdefault(var, []).append(binding)
-        return cls(names, roles(mod), readers, use_counts(mod), order)
+        return cls(names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""

@@ -67,10 +67,10 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     modules = network.module, fuse_runs(network.module)
     made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
     assert made[0] != made[1]
-    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
+    assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
     monkeypatch.setattr(schedule_cpu, "_schedule", None)  # from now on no kernel is made
     monkeypatch.setattr(tile_groups, "generate", None)
-    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
+    assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
 
 
 @pytest.mark.parametrize("case", long_but(QUICK, CASES))

@@ -19,7 +19,13 @@ from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS
 from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import target_by_name
-from pimflow.relay_passes.flat import fused_runs, layer_name, main_bindings, operator, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    fused_runs,
+    layer_name,
+    main_bindings,
+    operator,
+)
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs, whole_chains
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.buffers import buffers
@@ -141,7 +147,7 @@ def test_tensors_between_are_gone(pool, outputs):
 def test_chains_are_found_by_role_not_by_shape():
     mod = fused_chain((1, 8, 8, 4), 32, 4)
     assert len(activation_chains(mod)) == 1
-    assert activation_chains(with_roles(mod, {"lconv": "lconv"})) == []
+    assert activation_chains(LAYER_ROLES.attach(mod, {"lconv": "lconv"})) == []
 
 
 def read_twice(emit, x):
@@ -196,7 +202,7 @@ def flat_result(emit, x, _):
 
 def roles_of(network, *shapes) -> tvm.IRModule:
     mod = relax.transform.CanonicalizeBindings()(graph(network, *shapes))
-    return with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})
+    return LAYER_ROLES.attach(mod, {"lconv": "lconv", "fconv": "fconv"})
 
 
 @pytest.mark.long

@@ -18,7 +18,12 @@ from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
 from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat
-from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    main_bindings,
+    operator,
+    shape,
+)
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -137,7 +142,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
 def test_merged_lconvs_compute_the_same_on_llvm(before):
     after = MergeLconvs()(before)
     assert {"a_lconv", "b_lconv"} & {*names(after, "nn.conv2d")} == set()
-    assert roles(after)["met.lconv"] == "lconv"
+    assert LAYER_ROLES.read(after)["met.lconv"] == "lconv"
     (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
     assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
@@ -149,7 +154,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
     before = joint_layers((activation, "relu"))
     after = SplitConcat()(before)
     assert names(after, "nn.conv2d").count("c_fconv") == 0 and "concat" not in operators(after)
-    assert roles(after)["c.fconv_1"] == roles(after)["c.fconv_2"] == "fconv"
+    assert LAYER_ROLES.read(after)["c.fconv_1"] == LAYER_ROLES.read(after)["c.fconv_2"] == "fconv"
     assert flops(after) == flops(before)
     (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
     assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
@@ -187,7 +192,7 @@ def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
         joint_layers(("relu", "sigmoid")),
         joint_layers(("relu", None)),
         joint_layers(join="add"),  # a sum of activations is no sum of lconvs
-        with_roles(joint_layers(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
+        LAYER_ROLES.attach(joint_layers(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
     ],
 )
 def test_lconvs_that_do_not_agree_stay(before):
@@ -203,12 +208,8 @@ def test_an_lconv_that_others_read_stays():
 
 
 def test_what_is_no_fconv_of_a_concatenation_is_not_split():
-    for before in (
-        with_roles(
-            joint_layers(), {name: role for name, role in roles(joint_layers()).items() if role != "fconv"}
-        ),
-        joint_layers(join="add"),
-    ):
+    roles = {name: role for name, role in LAYER_ROLES.read(joint_layers()).items() if role != "fconv"}
+    for before in (LAYER_ROLES.attach(joint_layers(), roles), joint_layers(join="add")):
         tvm.ir.assert_structural_equal(SplitConcat()(before), before)
 
 

@@ -3,7 +3,7 @@
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
+from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws, ranged_draws
 from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
@@ -49,6 +49,7 @@ __all__ = [
     "past_name",
     "positive_draws",
     "present_name",
+    "ranged_draws",
     "read_model",
     "state_pairs",
     "activation_types",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow.commands.compile import channel_counts, copy_distances
 from pimflow.commands.compile import compile_steps as steps
+from pimflow.commands.compile import system_choices
 from pimflow.commands.compile.conventions import (
     ConventionGain,
     ConventionSearch,
@@ -144,7 +144,7 @@ class Compiled:
 
 
 @public(CompileOptions, *SEARCH)
-def compile(
+def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.export.export``
     model: Model,
     args: Sequence[Any] | str | os.PathLike[str] | None = None,
     *,
@@ -238,12 +238,12 @@ def compile(
     search_keywords = network_keywords(model, settings, search_keywords)
     counts = distances = None
     if settings.pim_channels:
-        channels = channel_counts.choose_channels(
+        channels = system_choices.choose_channels(
             model, system, progress=progress, **_without_plan(search_keywords, "--pim-channels auto")
         )
         system, counts = channels.system, channels.counts
     if settings.copy_ahead:
-        copies = copy_distances.choose_copy_ahead(
+        copies = system_choices.choose_copy_ahead(
             model, system, progress=progress, **_without_plan(search_keywords, "--copy-ahead auto")
         )
         system, distances = copies.system, copies.distances

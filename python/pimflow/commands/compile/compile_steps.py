@@ -39,7 +39,7 @@ from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
-from pimflow.compiler.verification import Verification, nan_count, require_finite, verify
+from pimflow.compiler.verification import Verification, is_constant, nan_count, require_finite, verify
 from pimflow.core.plan import Plan
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, agreement
@@ -151,6 +151,8 @@ class ReferenceRun:
         By input that is a resident cache, the index of the output that is its content after a step.
     decomposition : DecompositionReport, optional
         The decomposed layers, and the difference of these outputs from the original's.
+    input_range : str, optional
+        The range that inputs are drawn in, and why, if it was found by trying.
     """
 
     interface: Interface
@@ -161,6 +163,7 @@ class ReferenceRun:
     is_drawn: bool = False
     expected: tuple[Sequence[np.ndarray], ...] = ()
     decomposition: DecompositionReport | None = None
+    input_range: str | None = None
 
     @property
     def inputs(self) -> Mapping[str, np.ndarray]:
@@ -173,6 +176,8 @@ class ReferenceRun:
         self.expected = network.reference.outputs(self.samples)
         if self.is_drawn and any(map(nan_count, self.expected)):
             self._draw_positive(network)
+        if self.is_drawn and all(map(is_constant, self.expected)):
+            self._draw_in_ranges(network)
         for outputs in self.expected:
             require_finite(outputs)
         if change is None:
@@ -190,9 +195,36 @@ class ReferenceRun:
         samples = (network.example_inputs(draws),)
         expected = network.reference.outputs(samples)
         if draws and sum(map(nan_count, expected)) < sum(map(nan_count, self.expected)):
-            self.samples, self.expected = samples, expected
-            texts = {name: str(draw) for name, draw in draws.items()}
-            self.interface = replace(self.interface, draws=self.interface.draws | texts)
+            self._take(draws, samples, expected)
+
+    def _draw_in_ranges(self, network: Network) -> None:
+        """Draw inputs of the first range of `zoo.RANGES` for which outputs are not constant, if there is one.
+
+        Outputs that no input changes say nothing of the build. Networks for samples of 8 or 16 bits have
+        such for values about 1, which are silence to them.
+        """
+        known = {*network.draws, *network.table_rows}
+        for kind, draws in zoo.ranged_draws(network.inputs, known).items():
+            samples = (network.example_inputs(draws),)
+            expected = network.reference.outputs(samples)
+            if not any(is_constant(outputs) or nan_count(outputs) for outputs in expected):
+                self._take(draws, samples, expected)
+                name, draw = next(iter(draws.items()))
+                self.input_range = (
+                    f"drawn as {kind}, {draw}: outputs are constant for smaller ones; "
+                    f"--input {name}=… draws others"
+                )
+                return
+
+    def _take(
+        self,
+        draws: Mapping[str, zoo.Draw],
+        samples: tuple[Mapping[str, np.ndarray], ...],
+        expected: tuple[Sequence[np.ndarray], ...],
+    ) -> None:
+        self.samples, self.expected = samples, expected
+        texts = {name: str(draw) for name, draw in draws.items()}
+        self.interface = replace(self.interface, draws=self.interface.draws | texts)
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
@@ -286,16 +318,16 @@ def build_targets(
 ) -> BuildSet:
     """Build the network for the requested target, for the stand-in, and in C if that is the target."""
     request.progress("generating code")
-    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    cpu_choices = None if request.in_c else choices
+    primitives = None
+    if selection and selection.choices:
+        primitives = build.LayerPrimitives(selection.choices, selection.layouts)
     stored = request.out is not None
     builds = tuple(
         build.build(
             network,
             search_result,
             targets.target_by_name(name),
-            cpu_choices,
-            layouts,
+            None if request.in_c else primitives,
             keep_code=stored,
             cuda_graphs=request.cuda_graphs,
         )
@@ -308,7 +340,7 @@ def build_targets(
         OutputReference(expected=expected, perturbed=network.perturbed, tolerance=request.tolerance)
         for expected in reference.expected
     ]
-    c_part = c_code.c_network(network, request.system, choices, layouts, reference.samples, references)
+    c_part = c_code.c_network(network, request.system, primitives, reference.samples, references)
     return BuildSet(builds=builds, c_part=c_part)
 
 
@@ -370,6 +402,7 @@ def extra_reports(
         front=None if placed.front is None else _with_plan_files(request, placed.front),
         channel_counts=request.channel_counts,
         copy_distances=request.copy_distances,
+        input_range=reference.input_range,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from pimflow.commands.generate.decoding import (
     Caches,
     CompiledStep,
     Lengths,
+    StepRequest,
     StepRunner,
     compile_step,
-    place_step,
     shared_regions,
     step_times,
     verification_inputs,
@@ -27,7 +27,7 @@ from pimflow.commands.generate.devices import TENSOR, DeviceGroup, min_devices
 from pimflow.commands.generate.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
-from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.requests import Continuation, GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
@@ -79,15 +79,12 @@ class GenerationJob:
     ----------
     prompts : list of list of int
         Tokens of each prompt.
-    n : int
-        Number of new tokens.
+    continuation : Continuation
+        How each is continued.
     context : int
         Tokens that the caches have room for.
     batch : int
         Number of sequences.
-    sampler : Sampler
-    stops : sequence of str
-        Texts before which a text ends.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
     group : DeviceGroup
@@ -97,11 +94,9 @@ class GenerationJob:
     language: LanguageModel
     search_request: SearchRequest
     prompts: list[list[int]]
-    n: int
+    continuation: Continuation
     context: int
     batch: int
-    sampler: Sampler
-    stops: Sequence[str]
     assume_room: bool
     group: DeviceGroup
     on_text: Callable[[str], None]
@@ -115,7 +110,7 @@ class GenerationJob:
     @property
     def step_lengths(self) -> list[int]:
         """The tokens that each step of a new token attends to."""
-        return [self.longest_prompt + number for number in range(1, max(self.n, 2))]
+        return [self.longest_prompt + number for number in range(1, max(self.continuation.n, 2))]
 
 
 @public(GenerateOptions, SearchArguments, GoalOptions, without=("target", "plan", "options", "select"))
@@ -189,7 +184,7 @@ def generate(
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
     language = open_language_model(model, options.tokenizer, options.weight_type, options.activation_type)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
-    stops = language.require_stops(options.stop)
+    continuation = Continuation(options.n, sampler, language.require_stops(options.stop))
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(language, len(prompts), options.batch)
     search_request = SearchRequest.from_arguments(system, **keywords).validate()
@@ -198,11 +193,9 @@ def generate(
         language=language,
         search_request=search_request,
         prompts=prompts,
-        n=options.n,
+        continuation=continuation,
         context=context,
         batch=batch,
-        sampler=sampler,
-        stops=stops,
         assume_room=options.assume_room,
         group=DeviceGroup(count=options.devices, parallel=options.parallel, link=LinkSpec.load(options.link)),
         on_text=on_text,
@@ -262,10 +255,8 @@ class _TokenGenerator:
                 language,
                 ids,
                 system.dtype,
-                job.n,
+                job.continuation.with_request(number),
                 (lambda _: None) if number else job.on_text,
-                sampler=replace(job.sampler, request=number),
-                stops=job.stops,
             )
             for number, ids in enumerate(job.prompts)
         ]
@@ -275,9 +266,8 @@ class _TokenGenerator:
             job.search_request,
             job.context,
             batch,
+            language.interface,
             grows=language.fixed_context is None,
-            roles=language.roles,
-            logits=language.logits,
         )
         self.checks: list[Verification] = []
 
@@ -322,13 +312,14 @@ class _TokenGenerator:
         job.progress("compiling the prompt's step")
         attended = longest + job.language.min_cache
         first = compile_step(
-            job.language.step(attended, longest, job.batch),
-            job.search_request,
-            Lengths(attended=attended, tokens=longest, batch=job.batch),
+            StepRequest(
+                job.language.step(attended, longest, job.batch),
+                job.search_request,
+                Lengths(attended=attended, tokens=longest, batch=job.batch),
+            ),
             self._bind_inputs({}, self._next_tokens(longest)),
             job.progress,
-            roles=job.language.roles,
-            logits=job.language.logits,
+            interface=job.language.interface,
         )
         for number, request in enumerate(self.requests):
             logits = self._rows(first.logits, number)[:, len(request.pending_tokens) - 1]
@@ -385,7 +376,7 @@ class _TokenGenerator:
             tokens=tokens,
             past_lengths=self._past_lengths(),
             caches=caches,
-            roles=self.job.language.roles,
+            roles=self.job.language.interface.roles,
         )
 
     def _past_lengths(self) -> np.ndarray:
@@ -406,9 +397,8 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
     model, decoder = decoder, job.group.device_part(decoder)
     job.progress("searching the output")
-    _, _, head = place_step(
-        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
-    )
+    head_graph = decoder_graph.head_graph(decoder, batch=batch)
+    _, _, head = StepRequest(head_graph, search_request, Lengths(attended=1, batch=batch)).place()
     job.progress("searching a block for a token")
     decode = DecodeStep(
         lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
@@ -424,7 +414,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     job.progress("compiling a block for the prompt")
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
+    first = compile_step(StepRequest(graph, search_request, lengths), _random_inputs, job.progress)
     job.progress("compiling a block for a token")
     step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]

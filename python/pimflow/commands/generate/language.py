@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -14,10 +14,11 @@ import numpy as np
 import onnx
 
 from pimflow import zoo
+from pimflow.commands.generate.decoding import OWN_NAMES, StepInterface
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 from pimflow.frontend import onnx_decoder, torch_decoder
-from pimflow.frontend.exported_decoder import LOGITS, PLACES, ExportedDecoder, ExportedReference
+from pimflow.frontend.exported_decoder import PLACES, ExportedDecoder, ExportedReference
 from pimflow.frontend.onnx_runtime import reference_with_roundings
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.frontend.torch_program import TorchProgram
@@ -68,10 +69,8 @@ class LanguageModel:
         What it reads around what a user says.
     weights : str
         Source of its weights, and their storage type.
-    roles : mapping of str to str
-        By input of a step, what it is for, if it is not called so; see `ExportedDecoder`.
-    logits : str
-        Name of the output with logits.
+    interface : StepInterface
+        The names of inputs and results of a step.
     ends : frozenset of int
         Tokens that end a text.
     decoder : Decoder, optional
@@ -98,8 +97,7 @@ class LanguageModel:
     perturbed_logits: PerturbedLogits
     tokenizer: Tokenizer | None
     weights: str
-    roles: Mapping[str, str] = field(default_factory=dict)
-    logits: str = LOGITS
+    interface: StepInterface = OWN_NAMES
     chat_template: ChatTemplate | None = None
     ends: frozenset[int] = frozenset()
     decoder: Decoder | None = None
@@ -330,8 +328,7 @@ def _from_exported(decoder: ExportedDecoder) -> LanguageModel:
         by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
-        roles=decoder.roles,
-        logits=decoder.logits,
+        interface=StepInterface(roles=decoder.roles, logits=decoder.logits),
         max_batch=decoder.max_batch,
         min_cache=1,
         error_hint=""

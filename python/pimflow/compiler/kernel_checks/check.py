@@ -119,7 +119,7 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
         written = np.any([log.written() for log in slices.logs[variable]], axis=0)
         if not written.all():
             check.report(Fault.UNWRITTEN, variable.name, int(written.argmin()))
-    _separate_execution(kernel, arrays, check.report_outside)
+    _separate_execution(kernel, arrays, check.report_outside, make_log=lambda *_: None)
     KernelExecution(kernel.lowered, arrays, check.choose_blocks, check.report).run()
     compared = sum(
         _compare(variable.name, arrays[variable], expected[variable], check) for variable in results
@@ -195,7 +195,10 @@ def run_borders(kernel: ScheduledKernel, make_log: Callable[..., AccessLog]) -> 
 
 
 def _separate_execution(
-    kernel: ScheduledKernel, arrays: Mapping[ir.Var, npt.NDArray[Any]], report: Report
+    kernel: ScheduledKernel,
+    arrays: Mapping[ir.Var, npt.NDArray[Any]],
+    report: Report,
+    make_log: Callable[..., AccessLog | None] = AccessLog,
 ) -> KernelExecution | None:
     """Run blocks at borders with each buffer in shared memory of its own; None if there are none."""
     if kernel.separate is None:
@@ -209,7 +212,12 @@ def _separate_execution(
         return np.array(launch.borders[:SHARED_BLOCKS], np.int64)
 
     execution = KernelExecution(
-        kernel.separate, copies, choose_blocks, report, regions_bytes=kernel.regions_bytes
+        kernel.separate,
+        copies,
+        choose_blocks,
+        report,
+        regions_bytes=kernel.regions_bytes,
+        make_log=make_log,
     )
     execution.run()
     return execution

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
 from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.lane_memory import Place
+from pimflow.compiler.kernel_checks.memo import Memo
 from pimflow.compiler.kernel_checks.operators import Array
 from pimflow.compiler.kernel_checks.threads import WARP, View
 from pimflow.compiler.kernel_checks.values import LaneValues
@@ -32,22 +33,23 @@ class FragmentCalls(LaneValues):
         return _run
 
     def _call_tvm_load_matrix_sync(self, target: ir.Expr, *arguments: ir.Expr) -> Statement:
-        index, elements = self._expression(arguments[3]), self._tile(*arguments[4:])
+        index, place = self._expression(arguments[3]), self._tile(*arguments[4:])
 
         def _run() -> None:
             data, warps = self._fragments(target), self._active_warps()
-            view, positions = elements(warps)
-            data[warps, int(index()[0, 0])] = self._warp_access(view, positions, warps, None)
+            tiles = self._load(place(warps))
+            data[warps, int(index()[0, 0])] = tiles.reshape(-1, FRAGMENT, FRAGMENT)
 
         return _run
 
     def _call_tvm_store_matrix_sync(self, source: ir.Expr, *arguments: ir.Expr) -> Statement:
-        index, elements = self._expression(arguments[3]), self._tile(*arguments[4:])
+        index, place = self._expression(arguments[3]), self._tile(*arguments[4:])
 
         def _run() -> None:
             data, warps = self._fragments(source), self._active_warps()
-            view, positions = elements(warps)
-            self._warp_access(view, positions, warps, data[warps, int(index()[0, 0])])
+            target = place(warps)
+            self._record(target, True)
+            target.data[target.active] = data[warps, int(index()[0, 0])].reshape(len(warps), -1)
 
         return _run
 
@@ -79,34 +81,36 @@ class FragmentCalls(LaneValues):
             self.report(Fault.DIVERGENT_BARRIER, "warp", int(mixed.argmax()))
         return np.flatnonzero(active.all(1))
 
-    def _tile(self, address: ir.Expr, stride: ir.Expr, order: ir.Expr) -> Callable[..., tuple[View, Array]]:
+    def _tile(self, address: ir.Expr, stride: ir.Expr, order: ir.Expr) -> Callable[..., Place]:
         """By warp, the elements of a tile in memory, in the rows and columns of the fragment."""
         load = address.args[0]
-        view = self._views[load.source]
+        view, memo = self._views[load.source], Memo[Place]()
         position, pitch = self._position(view, load.indices), self._expression(stride)
+        row, column = np.indices((FRAGMENT, FRAGMENT)).reshape(2, 1, -1)
+        if order.value == "col_major":
+            row, column = column, row
 
-        def _elements(warps: npt.NDArray[np.int64]) -> tuple[View, Array]:
-            first = np.broadcast_to(position()[:, :1], (self._running.count, 1)).reshape(-1, WARP)
-            row, column = np.indices((FRAGMENT, FRAGMENT))
-            if order.value == "col_major":
-                row, column = column, row
-            inside = row * int(pitch()[0, 0]) + column
-            return view, first[warps, :1, None] + inside[None]
+        def _place(warps: npt.NDArray[np.int64]) -> Place:
+            positions, lanes, memory = position(), self._running, self._memories[view.memory]
 
-        return _elements
+            def _new() -> Place:
+                first = np.broadcast_to(positions[:, :1], (lanes.count, 1))[warps * WARP]
+                return self._tile_place(view, first + row * int(pitch()[0, 0]) + column, warps)
 
-    def _warp_access(
-        self, view: View, positions: Array, warps: npt.NDArray[np.int64], values: Array | None
-    ) -> Array:
-        """Read or write a tile of shared or global memory for each warp."""
-        lanes, data = self._running, self._elements(view)
+            return memo.result((positions, lanes, lanes.mask, memory, memory.log), _new)
+
+        return _place
+
+    def _tile_place(self, view: View, tiles: Array, warps: npt.NDArray[np.int64]) -> Place:
+        """Where warps access tiles of shared or global memory, which have a row for each of them."""
+        lanes, data, memory = self._running, self._elements(view), self._memories[view.memory]
         first = warps * WARP
         # A warp is a thread of its own: what its threads wrote before, a barrier has to order.
         threads = lanes.threads(first, WARPS + lanes.number[first])
-        tiles = self._replace_outside(view, positions.reshape(len(warps), -1), None)
-        self._record(view, threads, tiles, values is not None)
-        place: Any = (threads.block_index, tiles) if self._memories[view.memory].scope == "shared" else tiles
-        if values is not None:
-            data[place] = values.reshape(tiles.shape)
-        result: Array = data[place].reshape(positions.shape)
-        return result
+        tiles = self._replace_outside(view, tiles, None)
+        logged = None if memory.log is None else self._log_entry(view, threads, tiles)
+        if memory.scope == "shared":
+            tiles = threads.block_index * data.shape[1] + tiles
+        return Place(
+            memory=memory, data=data.reshape(-1), positions=tiles, active=tiles, row=None, logged=logged
+        )

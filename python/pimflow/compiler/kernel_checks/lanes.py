@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
@@ -23,12 +22,15 @@ from pimflow.compiler.kernel_checks.launch import (
     KernelLaunch,
     deciding_variables,
     digits,
+    has_warp_barriers,
+    is_copied_in_place,
     launch_extents,
     nodes,
     trips,
 )
+from pimflow.compiler.kernel_checks.memo import Integers, Memo
 from pimflow.compiler.kernel_checks.operators import Array
-from pimflow.compiler.kernel_checks.threads import WARP, Lanes, Memory, View, coordinates
+from pimflow.compiler.kernel_checks.threads import WARP, Lanes, Memory, View, blank_value, coordinates
 from pimflow.errors import UnsupportedOpError
 
 
@@ -52,7 +54,7 @@ class KernelExecution(FragmentCalls):
     batch : int
         Threads that run at once.
     make_log : callable
-        Makes the logs of memories; another than `AccessLog` judges by itself.
+        Makes the logs of memories; another than `AccessLog` judges by itself, and None has none.
     """
 
     func: tirx.PrimFunc
@@ -62,7 +64,7 @@ class KernelExecution(FragmentCalls):
     addresses_only: bool = False
     regions_bytes: Sequence[tuple[int, int]] = ()
     batch: int = 1 << 16
-    make_log: Callable[..., AccessLog] = AccessLog
+    make_log: Callable[..., AccessLog | None] = AccessLog
     logs: dict[ir.Var, list[AccessLog]] = field(default_factory=dict)  # by memory, of launches that write it
     _memories: dict[ir.Var, Memory] = field(default_factory=dict)
     _views: dict[ir.Var, View] = field(default_factory=dict)
@@ -70,6 +72,10 @@ class KernelExecution(FragmentCalls):
     _lanes: Lanes | None = None
     _needed: set[ir.Var] = field(default_factory=set)
     _has_warp_barriers: bool = False
+    _variables: dict[ir.Var, ir.Var] = field(default_factory=dict)
+    _integers: Integers = field(default_factory=Integers)
+    _restrictions: Memo[tuple[npt.NDArray[np.bool_] | None, bool]] = field(default_factory=Memo)
+    _inverses: Memo[Array] = field(default_factory=Memo)
 
     def run(self) -> None:
         """Execute the function.
@@ -101,7 +107,7 @@ class KernelExecution(FragmentCalls):
             self._host(stmt.body)
         elif isinstance(stmt, tirx.AllocBuffer):
             view = self._declare(stmt.buffer, stmt.buffer)
-            data = np.full(view.elements, np.nan if view.dtype.kind == "f" else 0, view.dtype)
+            data = np.full(view.elements, blank_value(view.dtype), view.dtype)
             self._memories[stmt.buffer] = Memory(stmt.buffer.name, "global", data, data.nbytes)
         elif isinstance(stmt, tirx.DeclBuffer):
             self._alias(stmt)
@@ -113,8 +119,8 @@ class KernelExecution(FragmentCalls):
     def _launch(self, stmt: tirx.AttrStmt) -> None:
         extents = launch_extents(stmt)
         launch = KernelLaunch(extents=extents, borders=self._borders(stmt, extents))
-        self._has_warp_barriers = _has_warp_barriers(stmt)
-        written = {self._root(store.buffer, stmt) for store in nodes(stmt, tirx.BufferStore)}
+        self._has_warp_barriers = has_warp_barriers(stmt)
+        written = self._roots(stmt)
         for variable, memory in self._memories.items():
             if memory.scope == "global":
                 memory.log = None
@@ -122,7 +128,8 @@ class KernelExecution(FragmentCalls):
                 memory.log = self.make_log(
                     memory.name, memory.data.size, False, self.report, self._has_warp_barriers
                 )
-                self.logs.setdefault(variable, []).append(memory.log)
+                if memory.log is not None:
+                    self.logs.setdefault(variable, []).append(memory.log)
         run = self._statement(stmt)
         if run is None:
             return
@@ -169,12 +176,15 @@ class KernelExecution(FragmentCalls):
             if memory.scope == "shared" and memory.log is not None
         }
 
-    def _root(self, buffer: ir.Var, stmt: tirx.Stmt) -> ir.Var:
-        """The variable of the memory that a buffer lies in, which `stmt` may declare."""
+    def _roots(self, stmt: tirx.Stmt) -> set[ir.Var]:
+        """The variables of the memories that the stores of a launch are to, which `stmt` may declare."""
         aliases = {decl.buffer: decl.data.args[0] for decl in nodes(stmt, tirx.DeclBuffer)}
-        while buffer in aliases:
-            buffer = aliases[buffer]
-        return self._views[buffer].memory if buffer in self._views else buffer
+        roots = set()
+        for buffer in {store.buffer for store in nodes(stmt, tirx.BufferStore)}:
+            while buffer in aliases:
+                buffer = aliases[buffer]
+            roots.add(self._views[buffer].memory if buffer in self._views else buffer)
+        return roots
 
     # ---- Statements: each becomes a function without arguments; None if it has no effect
 
@@ -198,7 +208,7 @@ class KernelExecution(FragmentCalls):
         body = self._statement(stmt.body)
         if stmt.attr_key != "thread_extent" or body is None:
             return body
-        variable, axis = stmt.node.var, stmt.node.thread_tag
+        variable, axis = self._variable(stmt.node.var), stmt.node.thread_tag
 
         def _run() -> None:
             self._values[variable] = self._running.axes[axis]
@@ -211,29 +221,32 @@ class KernelExecution(FragmentCalls):
         if self.addresses_only and buffer not in self._needed:
             self._declare(buffer, buffer)
             return None
-        view, name = self._declare(buffer, buffer), buffer.name
-        size_bytes = view.elements * view.dtype.itemsize
-        unit = 1 if view.dtype.kind == "b" else 2
-        gaps = self._gaps(size_bytes) if scope.startswith("shared") else None
+        view = self._declare(buffer, buffer)
+        last: list[tuple[Lanes, Memory]] = []
 
         def _run() -> None:
             lanes = self._running
-            if scope.startswith("shared"):
-                data = np.full(
-                    (len(lanes.blocks), -(-size_bytes // 16) * 16), 0xFF, np.uint8
-                )  # NaN as a float
-                log = self.make_log(name, data.size // unit, True, self.report, self._has_warp_barriers)
-                self._memories[buffer] = Memory(name, "shared", data, size_bytes, log, unit, gaps)
-            elif scope.startswith("wmma"):
-                warps = lanes.count // WARP
-                fragments = np.full((warps, view.elements // FRAGMENT**2, FRAGMENT, FRAGMENT), np.nan)
-                self._memories[buffer] = Memory(name, "fragment", fragments.astype(view.dtype), size_bytes)
-            else:
-                blank = np.nan if view.dtype.kind == "f" else 0
-                data = np.full((lanes.count, view.elements), blank, view.dtype)
-                self._memories[buffer] = Memory(name, "local", data, size_bytes)
+            if last and last[0][0] is lanes:  # in a loop: the same memory, whose values have gone
+                last[0][1].data[...] = blank_value(last[0][1].data.dtype)
+                return
+            last[:] = [(lanes, self._new_memory(view, buffer.name, scope))]
+            self._memories[buffer] = last[0][1]
 
         return _run
+
+    def _new_memory(self, view: View, name: str, scope: str) -> Memory:
+        """Memory of the blocks that run, shared, of warps or of threads, without values."""
+        lanes, size_bytes = self._running, view.elements * view.dtype.itemsize
+        if scope.startswith("shared"):
+            row_bytes, unit = -(-size_bytes // 16) * 16, 1 if view.dtype.kind == "b" else 2
+            data = np.full((len(lanes.blocks), row_bytes), blank_value(np.dtype(np.uint8)), np.uint8)
+            log = self.make_log(name, data.size // unit, True, self.report, self._has_warp_barriers)
+            return Memory(name, "shared", data, size_bytes, log, unit, self._gaps(size_bytes))
+        if scope.startswith("wmma"):
+            shape = (lanes.count // WARP, view.elements // FRAGMENT**2, FRAGMENT, FRAGMENT)
+            return Memory(name, "fragment", np.full(shape, blank_value(view.dtype), view.dtype), size_bytes)
+        registers = np.full((lanes.count, view.elements), blank_value(view.dtype), view.dtype)
+        return Memory(name, "local", registers, size_bytes)
 
     def _gaps(self, size_bytes: int) -> npt.NDArray[np.bool_] | None:
         """By byte of shared memory, whether it lies in none of `regions_bytes`; None if there are none."""
@@ -250,7 +263,8 @@ class KernelExecution(FragmentCalls):
     def _bind(self, stmt: tirx.Bind) -> Statement | None:
         if self.addresses_only and stmt.var not in self._needed:
             return self._reads_back(stmt.value)
-        variable, value = stmt.var, self._expression(stmt.value)
+        value = self._memoize([stmt.value], self._expression(stmt.value))
+        variable = self._variable(stmt.var)
 
         def _run() -> None:
             self._values[variable] = value()
@@ -261,7 +275,8 @@ class KernelExecution(FragmentCalls):
         body = self._statement(stmt.body)
         if body is None:
             return None
-        variable, begin, extent = stmt.loop_var, self._expression(stmt.min), self._expression(stmt.extent)
+        begin, extent = self._expression(stmt.min), self._expression(stmt.extent)
+        variable = self._variable(stmt.loop_var)
 
         def _run() -> None:
             first, count = begin(), extent()
@@ -269,7 +284,7 @@ class KernelExecution(FragmentCalls):
             for i in range(int(count.max(initial=0))):
                 if len(count) > 1 and not self._restrict(i < count, outer):
                     continue
-                self._values[variable] = first + first.dtype.type(i)
+                self._values[variable] = self._integers.unique(first + first.dtype.type(i))
                 body()
                 self._running.mask = outer
 
@@ -293,11 +308,11 @@ class KernelExecution(FragmentCalls):
         other = self._statement(stmt.else_case) if stmt.else_case is not None else None
         if then is None and other is None:
             return None
-        condition = self._expression(stmt.condition)
+        condition = self._memoize([stmt.condition], self._expression(stmt.condition))
 
         def _run() -> None:
             outer, holds = self._running.mask, condition()
-            for branch, takes in ((then, holds), (other, ~holds)):
+            for branch, takes in ((then, holds), (other, self._inverse(holds))):
                 if branch and self._restrict(takes, outer):
                     branch()
                 self._running.mask = outer
@@ -310,17 +325,17 @@ class KernelExecution(FragmentCalls):
         writes = not self.addresses_only or view.memory in self._needed
         if not writes and not is_global:
             return self._reads_back(stmt.value)
-        if writes and _is_copied_in_place(stmt):
+        if writes and is_copied_in_place(stmt):
             return self._read_only(stmt.value)  # TVM's reductions end so
-        position = self._position(view, stmt.indices)
+        place = self._place(view, stmt.indices)
         value = self._expression(stmt.value) if writes else None
         reads = None if writes else self._reads_back(stmt.value)
 
         def _run() -> None:
             if reads:
                 reads()
-            stored = value().astype(view.dtype) if value else None
-            self._store(view, position(), stored)
+            stored = value().astype(view.dtype, copy=False) if value else None
+            self._store(place(), stored)
 
         return _run
 
@@ -384,16 +399,3 @@ class KernelExecution(FragmentCalls):
         if mixed.any():
             self.report(Fault.DIVERGENT_BARRIER, "warp", int(mixed.argmax()))
         lanes.warp_epochs += running
-
-
-def _has_warp_barriers(stmt: tirx.Stmt) -> bool:
-    calls = (node.value for node in nodes(stmt, tirx.Evaluate) if isinstance(node.value, ir.Call))
-    return any(call.op.name.endswith("call_extern") and call.args[0].value == "__syncwarp" for call in calls)
-
-
-def _is_copied_in_place(store: tirx.BufferStore) -> bool:
-    """Whether a statement stores to an element what it has."""
-    value = store.value
-    if not isinstance(value, ir.TensorLoad) or not value.source.same_as(store.buffer):
-        return False
-    return all(map(tvm_ffi.structural_equal, value.indices, store.indices))

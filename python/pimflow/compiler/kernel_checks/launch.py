@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 UNKNOWN_TRIPS = 16  # of a loop whose extent is no constant
+_QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,10 @@ class KernelLaunch:
         return sorted({i + x * (j + y * k) for i in (0, x - 1) for j in (0, y - 1) for k in (0, z - 1)})
 
 
-def nodes(root: tirx.Stmt | ir.Expr, kind: type) -> list[Any]:
-    """Nodes of `kind` in `root`, outer ones first."""
+def nodes(root: tirx.Stmt | ir.Expr, *kinds: type) -> list[Any]:
+    """Nodes of `kinds` in `root`, outer ones first."""
     matches: list[Any] = []
-    tvm_ffi.structural_walk(root, [((kind,), matches.append)], order="pre")
+    tvm_ffi.structural_walk(root, [(kinds, matches.append)], order="pre")
     return matches
 
 
@@ -90,7 +91,7 @@ def digits(stmt: tirx.Stmt) -> Iterator[tuple[ir.Var | None, ir.Expr | str]]:
     Each is a variable and its axis or value, or None and a quotient or remainder.
     """
     known: set[ir.Var] = set()
-    for node in nodes(stmt, object):
+    for node in nodes(stmt, tirx.AttrStmt, tirx.Bind, ir.Call, *_QUOTIENTS):
         if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
             if node.node.thread_tag.startswith("blockIdx"):
                 known.add(node.node.var)
@@ -105,7 +106,7 @@ def digits(stmt: tirx.Stmt) -> Iterator[tuple[ir.Var | None, ir.Expr | str]]:
 def _is_digit(node: object) -> bool:
     if isinstance(node, ir.Call):
         return str(node.op.name).rpartition(".")[2] in ("shift_right", "bitwise_and")
-    return isinstance(node, tirx.Div | tirx.Mod | tirx.FloorDiv | tirx.FloorMod)
+    return isinstance(node, _QUOTIENTS)
 
 
 def _depends_only_on(known: set[ir.Var], expr: ir.Expr) -> bool:
@@ -181,6 +182,20 @@ def choice_parts(choice: ir.Expr) -> tuple[ir.Expr, ir.Expr, ir.Expr]:
         return choice.condition, choice.true_value, choice.false_value
     condition, true_value, false_value = choice.args
     return condition, true_value, false_value
+
+
+def has_warp_barriers(stmt: tirx.Stmt) -> bool:
+    """Whether threads of a warp wait for one another in a launch."""
+    calls = (node.value for node in nodes(stmt, tirx.Evaluate) if isinstance(node.value, ir.Call))
+    return any(call.op.name.endswith("call_extern") and call.args[0].value == "__syncwarp" for call in calls)
+
+
+def is_copied_in_place(store: tirx.BufferStore) -> bool:
+    """Whether a statement stores to an element what it has."""
+    value = store.value
+    if not isinstance(value, ir.TensorLoad) or not value.source.same_as(store.buffer):
+        return False
+    return all(map(tvm_ffi.structural_equal, value.indices, store.indices))
 
 
 def _memory_roots(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> dict[ir.Var, ir.Var]:

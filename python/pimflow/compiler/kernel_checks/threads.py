@@ -38,6 +38,13 @@ def coordinates(launch: KernelLaunch, prefix: str, numbers: npt.NDArray[np.int64
     return axes
 
 
+def blank_value(dtype: np.dtype[Any]) -> float:
+    """What memory has before it is written: NaN, bytes of which floats are NaN, or 0."""
+    if dtype.kind == "f":
+        return np.nan
+    return 0xFF if dtype == np.uint8 else 0
+
+
 @dataclass
 class Lanes:
     """The threads that run at once: all of some blocks."""

@@ -2,154 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tvm import ir, tirx
 
-from pimflow.compiler.kernel_checks.access_log import Accesses, Report
-from pimflow.compiler.kernel_checks.findings import Fault
+from pimflow.compiler.kernel_checks.access_log import Bools
+from pimflow.compiler.kernel_checks.lane_memory import Expression, LaneMemory
 from pimflow.compiler.kernel_checks.launch import choice_parts, is_choice, nodes, operands
+from pimflow.compiler.kernel_checks.memo import Memo
 from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, SHUFFLES, Array
-from pimflow.compiler.kernel_checks.threads import (
-    WARP,
-    Lanes,
-    Memory,
-    Threads,
-    View,
-    element_type,
-    type_of,
-)
+from pimflow.compiler.kernel_checks.threads import WARP, View, type_of
 from pimflow.errors import UnsupportedOpError
 
-Expression = Callable[[], Array]
 
+class LaneValues(LaneMemory):
+    """Values of expressions: each becomes a function that returns an array of rows and columns."""
 
-class LaneValues:
-    """Values of expressions: each becomes a function that returns an array of rows and columns.
-
-    Attributes
-    ----------
-    report : callable
-        See `AccessLog`.
-    """
-
-    report: Report
-    _memories: dict[ir.Var, Memory]
-    _views: dict[ir.Var, View]
-    _values: dict[ir.Var, Array]
-    _lanes: Lanes | None
-
-    def _declare(self, buffer: ir.Var, memory: ir.Var) -> View:
-        dtype, lanes = element_type(str(buffer.dtype))
-        view = View(memory, dtype, lanes, tuple(int(extent) for extent in buffer.shape))
-        self._views[buffer] = view
-        return view
-
-    def _alias(self, decl: tirx.DeclBuffer) -> None:
-        self._declare(decl.buffer, self._views[decl.data.args[0]].memory)
-
-    # ---- Accesses
-
-    def _position(self, view: View, indices: Any) -> Expression:
-        """The position of the first element of an access, or of each element if the index is a vector."""
-        expressions = [self._expression(index) for index in indices]
-        strides = [math.prod(view.shape[i + 1 :]) * view.lanes for i in range(len(view.shape))]
-        within = np.arange(view.lanes)[None, :]
-
-        def _position() -> Array:
-            total: Array = np.zeros((1, 1), np.int64)
-            for expression, stride in zip(expressions, strides):
-                total = total + expression().astype(np.int64) * stride
-            if view.lanes == 1:
-                return total
-            return (total[:, :, None] + within[:, None]).reshape(len(total), -1)
-
-        return _position
-
-    def _elements(self, view: View) -> Array:
-        """The memory of a buffer as elements of its type; the last axis counts them."""
-        memory = self._memories[view.memory]
-        return memory.data.view(view.dtype) if memory.scope == "shared" else memory.data
-
-    def _replace_outside(self, view: View, positions: Array, active: npt.NDArray[np.bool_] | None) -> Array:
-        """`positions` with those outside of the memory replaced; they are reported where `active`."""
-        memory = self._memories[view.memory]
-        size = memory.size_bytes // view.dtype.itemsize
-        outside = (positions < 0) | (positions >= size)
-        if memory.gaps is not None:
-            first_bytes = np.where(outside, 0, positions) * view.dtype.itemsize
-            outside |= memory.gaps[first_bytes] | memory.gaps[first_bytes + view.dtype.itemsize - 1]
-        if not outside.any():
-            return positions
-        wrong = outside if active is None else outside & active
-        if wrong.any():
-            element = np.broadcast_to(positions, wrong.shape)[wrong][0]
-            self.report(Fault.OUT_OF_BOUNDS, memory.name, int(element))
-        return np.where(outside, 0, positions)
-
-    def _record(self, view: View, threads: Threads, positions: Array, is_write: bool) -> None:
-        """Log an access; `positions` has a row for each of `threads`."""
-        memory = self._memories[view.memory]
-        if memory.log is None:
-            return
-        if memory.scope == "shared":
-            units = view.dtype.itemsize // memory.unit
-            first = threads.block_index * (memory.data.shape[1] // memory.unit) + positions * units
-            elements = (first[..., None] + np.arange(units)).reshape(len(positions), -1)
-        else:
-            elements = positions.reshape(len(positions), -1)
-        width = elements.shape[1]
-        accesses = Accesses(
-            elements=elements.ravel(),
-            threads=np.repeat(threads.number, width),
-            warps=np.repeat(threads.warp, width),
-            blocks=np.repeat(threads.block, width),
-            epoch=self._running.epoch,
-            warp_epochs=np.repeat(threads.warp_epoch, width),
-        )
-        (memory.log.write if is_write else memory.log.read)(accesses)
-
-    def _load(self, view: View, positions: Array) -> Array:
-        lanes, memory = self._running, self._memories[view.memory]
-        positions = self._replace_outside(view, positions, lanes.mask)
-        data = self._elements(view)
-        if memory.log is not None:
-            threads, every = lanes.active(), np.broadcast_to(positions, (lanes.count, positions.shape[1]))
-            self._record(view, threads, every if lanes.mask is None else every[lanes.mask[:, 0]], False)
-        result: Array
-        if memory.scope == "global":
-            result = data[positions]
-        elif memory.scope == "shared":
-            result = data[lanes.block_index, positions]
-        else:
-            result = data[np.arange(lanes.count)[:, None], positions]
-        return result
-
-    def _store(self, view: View, positions: Array, values: Array | None) -> None:
-        lanes, memory = self._running, self._memories[view.memory]
-        positions = self._replace_outside(view, positions, lanes.mask)
-        width = positions.shape[1] if values is None else max(positions.shape[1], values.shape[1])
-        positions = np.broadcast_to(positions, (lanes.count, width))
-        threads, mask = lanes.active(), lanes.mask
-        if mask is not None:
-            positions = positions[mask[:, 0]]
-        self._record(view, threads, positions, True)
-        if values is None:
-            return
-        values = np.broadcast_to(values, (lanes.count, width))
-        if mask is not None:
-            values = values[mask[:, 0]]
-        data = self._elements(view)
-        if memory.scope == "global":
-            data[positions] = values
-        elif memory.scope == "shared":
-            data[threads.block_index, positions] = values
-        else:
-            data[threads.index, positions] = values
+    _restrictions: Memo[tuple[Bools | None, bool]]
+    _inverses: Memo[Array]
 
     def _is_written(self, view: View) -> bool:
         """Whether a buffer lies in global memory that the launch writes."""
@@ -161,15 +32,16 @@ class LaneValues:
         if not any(self._is_written(self._views[load.source]) for load in nodes(expr, ir.TensorLoad)):
             return None
         if isinstance(expr, ir.TensorLoad) and self._is_written(self._views[expr.source]):
-            view, position = self._views[expr.source], self._position(self._views[expr.source], expr.indices)
+            place = self._place(self._views[expr.source], expr.indices)
 
             def _read() -> None:
-                self._load(view, position())
+                self._record(place(), False)
 
             return _read
         if is_choice(expr):
             condition, *sides = choice_parts(expr)
-            return self._chosen_reads(self._expression(condition), *map(self._reads_back, sides))
+            test = self._memoize([condition], self._expression(condition))
+            return self._chosen_reads(test, *map(self._reads_back, sides))
         reads = [read for part in operands(expr) if (read := self._reads_back(part))]
 
         def _run() -> None:
@@ -185,7 +57,7 @@ class LaneValues:
 
         def _run() -> None:
             holds, outer = test(), self._running.mask
-            for read, takes in ((first, holds), (second, ~holds)):
+            for read, takes in ((first, holds), (second, self._inverse(holds))):
                 if read and self._restrict(takes, outer):
                     read()
                 self._running.mask = outer
@@ -199,7 +71,8 @@ class LaneValues:
             constant = np.full((1, 1), expr.value, type_of(expr)[0])
             return lambda: constant
         if isinstance(expr, ir.Var):
-            return lambda: self._values[expr]
+            variable, values = self._variable(expr), self._values
+            return lambda: values[variable]
         operator = BINARY.get(type(expr))
         if operator is not None:
             return self._operation(operator, expr)
@@ -251,16 +124,15 @@ class LaneValues:
         self._running.mask = outer
         return value
 
-    def _restrict(self, condition: Array, outer: npt.NDArray[np.bool_] | None) -> bool:
+    def _restrict(self, condition: Array, outer: Bools | None) -> bool:
         """Let only threads run for which `condition` holds, of those of `outer`; whether there are any."""
-        if len(condition) == 1:
-            self._running.mask = outer
-            return bool(condition[0, 0])
-        if condition.all():
-            self._running.mask = outer
-            return True
-        self._running.mask = condition if outer is None else condition & outer
-        return bool(self._running.mask.any())
+        self._running.mask, runs = self._restrictions.result(
+            (condition, outer), lambda: _restriction(condition, outer)
+        )
+        return runs
+
+    def _inverse(self, condition: Array) -> Array:
+        return self._inverses.result((condition,), lambda: ~condition)
 
     def _not(self, expr: tirx.Not) -> Expression:
         a = self._expression(expr.a)
@@ -292,9 +164,10 @@ class LaneValues:
 
     def _let(self, expr: tirx.Let) -> Expression:
         bound, body = self._expression(expr.value), self._expression(expr.body)
+        variable = self._variable(expr.var)
 
         def _value() -> Array:
-            self._values[expr.var] = bound()
+            self._values[variable] = bound()
             return body()
 
         return _value
@@ -308,11 +181,12 @@ class LaneValues:
 
     def _choice(self, condition: ir.Expr, true_value: ir.Expr, false_value: ir.Expr) -> Expression:
         """A choice of which each thread evaluates one side."""
-        test, a, b = map(self._expression, (condition, true_value, false_value))
+        a, b = map(self._expression, (true_value, false_value))
+        test = self._memoize([condition], self._expression(condition))
 
         def _value() -> Array:
             holds = test()
-            chosen, other = self._under(holds, a), self._under(~holds, b)
+            chosen, other = self._under(holds, a), self._under(self._inverse(holds), b)
             if chosen is None or other is None:
                 result = other if chosen is None else chosen
                 assert result is not None, "a branch runs only where a thread takes it"
@@ -322,9 +196,8 @@ class LaneValues:
         return _value
 
     def _tensorload(self, expr: ir.Expr) -> Expression:
-        view = self._views[expr.source]
-        position = self._position(view, expr.indices)
-        return lambda: self._load(view, position())
+        place = self._place(self._views[expr.source], expr.indices)
+        return lambda: self._load(place())
 
     def _call(self, expr: ir.Call) -> Expression:
         name, arguments = expr.op.name.rpartition(".")[2], list(expr.args)
@@ -384,8 +257,12 @@ class LaneValues:
         masks = np.bincount(lanes.warp_index, weights=np.where(running, 2.0**lane, 0))
         return masks.astype(np.uint32)[lanes.warp_index, None]
 
-    @property
-    def _running(self) -> Lanes:
-        if self._lanes is None:
-            raise UnsupportedOpError("a statement of a thread outside of a launch")
-        return self._lanes
+
+def _restriction(condition: Array, outer: Bools | None) -> tuple[Bools | None, bool]:
+    """The threads of `outer` for which a condition holds, None for all, and whether there are any."""
+    if len(condition) == 1:
+        return outer, bool(condition[0, 0])
+    if condition.all():
+        return outer, True
+    mask = condition if outer is None else condition & outer
+    return mask, bool(mask.any())
