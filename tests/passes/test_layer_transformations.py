@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.decomposition.fold_fconvs import FoldFconvs, fconv_sites
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
@@ -280,3 +281,42 @@ def test_folding_keeps_values_and_saves_operations(module):
     assert flops(folded) < flops(module) if sites else folded.same_as(module)
     assert not fold_sites(folded)
     tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
+
+
+def test_an_fconv_of_an_input_becomes_part_of_its_core():
+    @I.ir_module
+    class FirstLayerBefore:
+        @R.function
+        def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 2, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
+            with R.dataflow():
+                t = R.permute_dims(x, [0, 2, 3, 1])
+                f = conv2d_nhwc(t, [[[[1.0, 3.0]]]])
+                c = conv2d_nhwc(f, [[[[1.0], [2.0]], [[4.0], [5.0]]]], strides=[2, 2])
+                R.output(c)
+            return c
+
+    @I.ir_module
+    class FirstLayerExpected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 2, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
+            with R.dataflow():
+                t = R.permute_dims(x, [0, 2, 3, 1])
+                c = conv2d_nhwc(t, [[[[1.0, 3.0], [2.0, 6.0]], [[4.0, 12.0], [5.0, 15.0]]]], strides=[2, 2])
+                R.output(c)
+            return c
+
+    folded = FoldFconvs()(FirstLayerBefore)
+    tvm.ir.assert_structural_equal(folded, FirstLayerExpected)
+    assert FoldFconvs()(folded).same_as(folded)
+
+
+@settings(max_examples=examples(15))
+@given(networks())
+def test_folding_first_layers_keeps_values_and_all_other_layers(module):
+    """Padding and strides stay, and a layer behind another one keeps its fconv."""
+    sites, folded = fconv_sites(module), FoldFconvs()(module)
+    assert close(module, folded)
+    assert len(main_bindings(module)) - len(main_bindings(folded)) == len(sites)
+    assert not fconv_sites(folded) and (sites or folded.same_as(module))

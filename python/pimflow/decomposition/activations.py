@@ -14,7 +14,7 @@ from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
 from pimflow.relay_passes.flat import (
     LAYER_ROLES,
 )
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, whole_chains
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
@@ -36,7 +36,7 @@ def with_contiguous_runs(network: Network, system: System) -> Network:
 def fuse_runs(module: tvm.IRModule) -> tvm.IRModule:
     """`module` with every run fused to one kernel; without runs, only its phases are separated."""
     separated = SeparatePhases()(module)
-    runs = activation_chains(separated)
+    runs = whole_chains(separated)
     return FuseGroups(runs)(separated) if runs else separated
 
 

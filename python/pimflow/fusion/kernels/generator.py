@@ -21,6 +21,8 @@ from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS, TileEmitter
 from pimflow.fusion.kernels.formula import Computation, Formula, Index
 from pimflow.fusion.kernels.parameters import ARITHMETIC_TYPE, KernelTarget, bounds
 from pimflow.fusion.kernels.tensor_cores import TensorCoreProduct
+from pimflow.fusion.tiling import pieces
+from pimflow.relay_passes.memory.overwriting import OVERWRITABLE
 
 ON_STACK_BYTES = 96 * 1024  # largest pool on a stack: threads have at least 512 KiB (macOS)
 TASKS = 16  # parallel tasks on a CPU that share the tiles (assumed: one for each core)
@@ -93,7 +95,27 @@ class Generator(TileEmitter):
                 else:
                     self._registers()
                     self._all_tiles()
-        return builder.get().with_attr("global_symbol", name)
+        kernel = builder.get().with_attr("global_symbol", name)
+        return kernel.with_attr(OVERWRITABLE, self._overwritable()) if self.target.network else kernel
+
+    def _overwritable(self) -> list[int]:
+        """Positions of operands of which a tile loads, once and before, the elements that it stores."""
+        group = self.group
+        result, *further_results = group.output_names
+        stored = [pieces(extent, parts) for extent, parts in zip(group.graph.shapes[result], self.parts)]
+
+        def is_loaded_as_stored(name: str) -> bool:
+            """Whether each tile loads the part of an operand, once, that it stores of the result."""
+            loaded = [list(group.spans[axis][name].fresh) for axis in range(len(stored))]
+            return name not in group.channels_on_chip and loaded == [list(parts) for parts in stored]
+
+        if further_results:
+            return []
+        return [
+            position
+            for position, name in enumerate(group.input_names)
+            if group.graph.shapes[name] == group.graph.shapes[result] and is_loaded_as_stored(name)
+        ]
 
     def _parameters(self) -> None:
         sizes = {layer.name: layer.weight_elements for layer in self.group.layers}
