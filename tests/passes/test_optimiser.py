@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 from onnx_models import onnx_model
 
-from pimflow.frontend.optimiser import _Server, optimised
+from pimflow.frontend.optimiser import OptimiserProcess, optimise
 
 
 def shape_model(name: str) -> onnx.ModelProto:
@@ -22,17 +22,17 @@ def shape_model(name: str) -> onnx.ModelProto:
 
 def test_shapes_are_folded_and_a_broken_network_is_none():
     for name in ("first", "second"):
-        assert "Shape" not in {node.op_type for node in optimised(shape_model(name)).graph.node}
+        assert "Shape" not in {node.op_type for node in optimise(shape_model(name)).graph.node}
     broken = shape_model("broken")
     broken.graph.node[1].op_type = "NoOperator"
-    assert optimised(broken) is None
-    assert optimised(shape_model("third")) is not None
+    assert optimise(broken) is None
+    assert optimise(shape_model("third")) is not None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_an_ended_process_is_started_again(tmp_path, number):
-    server = _Server()
+    server = OptimiserProcess()
     (tmp_path / "model.onnx").write_bytes(shape_model("net").SerializeToString())
     server.optimise(str(tmp_path))
     first = server._process

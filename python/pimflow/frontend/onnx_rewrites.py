@@ -14,7 +14,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import fold_constants
 from pimflow.frontend.control_flow import inline_control_flow
 from pimflow.frontend.onnx_attention import CONVERTERS
-from pimflow.frontend.optimiser import optimised
+from pimflow.frontend.optimiser import optimise
 from pimflow.frontend.recurrent import unroll
 from pimflow.zoo import foreign
 from pimflow.zoo.nodes import RECURRENT
@@ -50,7 +50,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         computed.
     """
     simple = inline_control_flow(_inline_unknown(_upgrade_opset(model)))  # bodies of operators have loops
-    folded = inline_control_flow(optimised(simple) or simple)  # ONNX Runtime inlines bodies too
+    folded = inline_control_flow(optimise(simple) or simple)  # ONNX Runtime inlines bodies too
     return drop_empty_operands(unroll(fold_constants(folded)))
 
 

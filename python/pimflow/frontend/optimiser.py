@@ -36,7 +36,7 @@ while select.select([sys.stdin], [], [], {_IDLE_SECONDS})[0]:
 """
 
 
-class _Server:
+class OptimiserProcess:
     """The process; it is started when it is needed, and again if it has ended or is another process's."""
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class _Server:
             return False
 
 
-_server = _Server()
-atexit.register(_server.end)
+_OPTIMISER = OptimiserProcess()
+atexit.register(_OPTIMISER.end)
 
 
-def optimised(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The network after ONNX Runtime's basic optimisations; None if they fail."""
+def optimise(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """Apply ONNX Runtime's basic optimisations; returns None if they fail."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "model.onnx").write_bytes(model.SerializeToString())
-        _server.optimise(scratch)
+        _OPTIMISER.optimise(scratch)
         result = Path(scratch) / "optimised.onnx"
         return onnx.load(result) if result.exists() else None

@@ -44,14 +44,14 @@ def fuse_quantised_layers(model: onnx.ModelProto, weights: Mapping[str, onnx.Ten
     weights : mapping of str to TensorProto
         Constants of the network, by name.
     """
-    graph = _Graph(model, weights)
+    graph = _LayerFinder(model, weights)
     fused: dict[str, onnx.NodeProto] = {}  # by result of a layer
     dropped: set[str] = set()  # results of what follows these layers
     for node in model.graph.node:
         if node.op_type != "QuantizeLinear":
             continue
         layer, between = graph.layer_before(node)
-        replacement = layer and graph.quantised_layer(layer, between, node)
+        replacement = layer and graph.integer_operator(layer, between, node)
         if layer and replacement:
             fused[layer.output[0]] = replacement
             dropped |= {node.output[0], *(between.output if between else ())}
@@ -66,7 +66,7 @@ def fuse_quantised_layers(model: onnx.ModelProto, weights: Mapping[str, onnx.Ten
     model.graph.initializer.extend(graph.constants)
 
 
-class _Graph:
+class _LayerFinder:
     """The nodes of a network, to look for layers in."""
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
@@ -89,13 +89,13 @@ class _Graph:
     def _only_source(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         return self.producers.get(node.input[0]) if self.reads[node.input[0]] == 1 else None
 
-    def quantised_layer(
+    def integer_operator(
         self, layer: onnx.NodeProto, between: onnx.NodeProto | None, quantiser: onnx.NodeProto
     ) -> onnx.NodeProto | None:
         """The operator of 8 bits that replaces the three; None if there is none."""
         attrs = {entry.name: helper.get_attribute_value(entry) for entry in layer.attribute}
-        x, w = (self._dequantised(name) for name in layer.input[:2])
-        result = self._quantised(quantiser)
+        x, w = (self._operand(name) for name in layer.input[:2])
+        result = self._quantisation(quantiser)
         if x is None or w is None or result is None or w.array is None or x.scale_value.size > 1:
             return None
         output_axis = 0 if layer.op_type == "Conv" or attrs.get("transB", 0) else 1
@@ -111,11 +111,11 @@ class _Graph:
                 return None
         return _LAYERS[layer.op_type](layer, attrs, [x, w, result], bias, quantiser.output[0])
 
-    def _dequantised(self, name: str) -> _Quantised | None:
+    def _operand(self, name: str) -> _Quantised | None:
         node = self.producers.get(name)
-        return self._quantised(node) if node is not None and node.op_type == "DequantizeLinear" else None
+        return self._quantisation(node) if node is not None and node.op_type == "DequantizeLinear" else None
 
-    def _quantised(self, node: onnx.NodeProto) -> _Quantised | None:
+    def _quantisation(self, node: onnx.NodeProto) -> _Quantised | None:
         """What a QuantizeLinear gives or a DequantizeLinear takes, of 8 bits; None if that is not known."""
         names = {entry.name for entry in node.attribute if entry.name not in ("axis", "saturate")}
         scale, zero = node.input[1], node.input[2] if len(node.input) > 2 else ""

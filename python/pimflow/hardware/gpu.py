@@ -174,7 +174,7 @@ class GpuSpec:
     def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
         """The embedded GPU of that name, or that of a TOML file."""
         text = os.fspath(name_or_path)
-        return _embedded(text) if text in spec_names("gpu") else _read(text)
+        return _load_embedded(text) if text in spec_names("gpu") else _read(text)
 
 
 def _read(name_or_path: str) -> GpuSpec:
@@ -188,4 +188,4 @@ def _read(name_or_path: str) -> GpuSpec:
     return gpu
 
 
-_embedded = functools.cache(_read)  # files of the package do not change
+_load_embedded = functools.cache(_read)  # files of the package do not change

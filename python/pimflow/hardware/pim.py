@@ -250,7 +250,7 @@ class PimSpec:
     def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
         """The embedded device of that name, or that of a TOML file."""
         text = os.fspath(name_or_path)
-        return _embedded(text) if text in spec_names("pim") else cls.from_table(*read_toml("pim", text))
+        return _load_embedded(text) if text in spec_names("pim") else cls.from_table(*read_toml("pim", text))
 
     @classmethod
     def from_table(cls, stem: str, table: Table, *, checks_rules: bool = True) -> PimSpec:
@@ -574,6 +574,6 @@ def _read_list(kind: type[Listed], tables: object, where: str, field_name: str) 
 
 
 @functools.cache
-def _embedded(name: str) -> PimSpec:
+def _load_embedded(name: str) -> PimSpec:
     """The embedded device of that name, read once: its file does not change."""
     return PimSpec.from_table(*read_toml("pim", name))

@@ -41,7 +41,9 @@ class _Use:
     is_unchanged: bool
 
 
-class _Graph:
+class _InputUses:
+    """What the nodes of a network read: the values of its inputs above all."""
+
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
         values = (*graph.input, *graph.value_info, *graph.output)
@@ -96,7 +98,7 @@ def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
     dict of str to int
         By input. Inputs that index no table, or none of known size, are left out.
     """
-    graph = _Graph(model)
+    graph = _InputUses(model)
     bounds: dict[str, int] = {}
     for value in model.graph.input:
         sizes = [_rows(graph, use.node, use.index) for use in graph.uses(value.name) if use.is_unchanged]
@@ -105,7 +107,7 @@ def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
     return bounds
 
 
-def _rows(graph: _Graph, node: onnx.NodeProto, index: int) -> int | None:
+def _rows(graph: _InputUses, node: onnx.NodeProto, index: int) -> int | None:
     """Size of what operand `index` of a node indexes; None if it is no index, or the size is not known."""
     kind, table = node.op_type, graph.shapes.get(node.input[0])
     if kind == "EmbedLayerNormalization" and index in (0, 1):
@@ -136,7 +138,7 @@ def input_draws(model: onnx.ModelProto) -> dict[str, Draw]:
     model : onnx.ModelProto
         As for :func:`index_bounds`; so are indices, which are left out too.
     """
-    graph, indices, draws = _Graph(model), index_bounds(model), {}
+    graph, indices, draws = _InputUses(model), index_bounds(model), {}
     for value in model.graph.input:
         element_type = value.type.tensor_type.elem_type
         if value.name in indices or not element_type or element_type == onnx.TensorProto.STRING:
@@ -163,7 +165,7 @@ def _cache_draw(value: onnx.ValueInfoProto, kind: str) -> Draw:
     return Draw("int", -largest, largest)
 
 
-def _domain(graph: _Graph, use: _Use, kind: str) -> Draw | None:
+def _domain(graph: _InputUses, use: _Use, kind: str) -> Draw | None:
     """The distribution of an input of dtype kind `kind` for which a node that reads it is defined."""
     operator = use.node.op_type
     if operator in ("Div", "Mod") and use.index == 1:
@@ -179,12 +181,12 @@ def _domain(graph: _Graph, use: _Use, kind: str) -> Draw | None:
     return _ABOVE_ONE if operator == "Acosh" else None
 
 
-def _is_fractional(graph: _Graph, use: _Use) -> bool:
+def _is_fractional(graph: _InputUses, use: _Use) -> bool:
     exponents = graph.array(use.node.input[1])
     return exponents is not None and bool((exponents != np.floor(exponents)).any())
 
 
-def _scale(graph: _Graph, use: _Use, kind: str) -> Draw | None:
+def _scale(graph: _InputUses, use: _Use, kind: str) -> Draw | None:
     """The distribution of samples of 8 or 16 bits, if the first arithmetic on them tells."""
     node = use.node
     operator, whole = node.op_type, kind != "f"

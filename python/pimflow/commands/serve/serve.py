@@ -102,7 +102,9 @@ def serve_sim(
     context = table.context if table else _context(language, options, requests)
     _require_size(options, context, requests)
     plans = StepPlans(language=language, decoder=decoder, request=request, context=context, progress=progress)
-    return _Server(options=options, language=language, requests=requests, plans=plans, table=table).serving()
+    return _ServeJob(
+        options=options, language=language, requests=requests, plans=plans, table=table
+    ).serving()
 
 
 def _context(language: LanguageModel, options: ServeOptions, requests: RequestTrace) -> int:
@@ -128,7 +130,7 @@ def _require_size(options: ServeOptions, context: int, requests: RequestTrace) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Server:
+class _ServeJob:
     """A server of one model with its options; `table` is None if steps are to be searched."""
 
     options: ServeOptions
