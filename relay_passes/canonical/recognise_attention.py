@@ -90,7 +90,8 @@ class _AttentionMatch:
     guarded : bool
         Whether queries from which a mask hides all keys give zeros.
     scales : tuple of AttentionOperand
-        Those of keys and of values, [batch, kv_heads, keys, 1], of caches of a narrow type.
+        Those of keys and of values, [batch, kv_heads, keys, 1], of caches of a narrow type; None for what are
+        no such scales.
     """
 
     attention: Attention
@@ -98,7 +99,7 @@ class _AttentionMatch:
     masks: tuple[MaskTerm, ...]
     guarded: bool
     sinks: relax.Expr | None = None
-    scales: tuple[AttentionOperand, ...] = ()
+    scales: tuple[AttentionOperand | None, ...] = ()
 
     def call(
         self,
@@ -253,15 +254,9 @@ class _AttentionFinder:
         attention, terms = with_constant_masks(attention, terms)
         dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
         operands = tuple(_with_shape(operand, required_dims) for operand, required_dims in dims_of)
-        key_scales = None if scores.scales is None else self._scale_operand(scores.scales)
-        if key_scales is None and scores.scales is not None:
-            return None
+        scales = () if scores.scales is None else (self._scale_operand(scores.scales),)
         return _AttentionMatch(
-            attention=attention,
-            operands=operands,
-            masks=tuple(terms),
-            guarded=False,
-            scales=() if key_scales is None else (key_scales,),
+            attention=attention, operands=operands, masks=tuple(terms), guarded=False, scales=scales
         )
 
     def _split_scales(self, value: relax.Expr | None) -> tuple[relax.Var, relax.Var] | None:

@@ -201,20 +201,24 @@ def _emit_on_pim(
             )
             for index in range(3, len(call.args))
         ]
-        cache_scales = [extra_operands[place - 3] for place in scales]
-        if cache_scales:
-            scores = emit_scaled(group_attention, scores, cache_scales[0], emit)
-        weights = emit_attention_weights(
-            group_attention, scores, extra_operands, emit, scale=group_attention.scale
-        )
-        if cache_scales:
-            weights = emit_scaled(group_attention, weights, cache_scales[1], emit)
+        weights = _emit_weights(group_attention, scores, extra_operands, emit)
         dims = (group_attention.batch * group_attention.heads, *partial, group_attention.value_size)
         sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
     result = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
     if partial:
         result = builder.emit(relax.op.sum(result, axis=1), f"{name}_sums")
     return relax.op.reshape(result, attention.output_shape)
+
+
+def _emit_weights(
+    attention: Attention, scores: relax.Var, extra_operands: Sequence[relax.Expr], emit: Emit
+) -> relax.Var:
+    """Emit the softmax of scores that PIM returns, with the scales of both caches if these are narrow."""
+    scales = [extra_operands[place - 3] for place in scale_places(attention)]
+    if scales:
+        scores = emit_scaled(attention, scores, scales[0], emit)
+    weights = emit_attention_weights(attention, scores, extra_operands, emit, scale=attention.scale)
+    return emit_scaled(attention, weights, scales[1], emit) if scales else weights
 
 
 def _group_part(

@@ -212,6 +212,7 @@ def test_other_caches_are_refused(model, says):
         pimflow.generate(model, tokens=[1], n=1, kv_cache_dtype="int4")
 
 
+@pytest.mark.long
 def test_a_shape_without_room_is_refused_before_weights_are_drawn(monkeypatch):
     drawn, draw = [], weights._draw_chunks
 
