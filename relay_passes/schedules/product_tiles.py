@@ -27,6 +27,7 @@ from pimflow.relay_passes.schedules.loops import WARP
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
+STAGES = 2  # slices of each operand in shared memory: one is stored while the other is multiplied
 HALF_BYTES, SUM_BYTES, REGISTER_BYTES = 2, 4, 4
 OTHER_REGISTERS = 40  # of a thread, besides sums and loads: operands, addresses (nvcc 13.0, sm_75 and sm_90)
 MAX_REGISTERS = 128  # of a thread by this estimate: tiles that need more spill (nvcc 13.0)
@@ -64,6 +65,16 @@ class BlockTile:
     depth: int
     split: int = 1
 
+    @classmethod
+    def from_text(cls, text: str) -> BlockTile:
+        """The tile that `to_text` describes; the number of stages may be absent."""
+        rows, columns, depth, split, *_ = map(int, text.split("x"))
+        return cls(rows=rows, columns=columns, depth=depth, split=split)
+
+    def to_text(self) -> str:
+        """Rows, columns, depth, blocks that share a tile, and stages: ``64x32x32x1x2``."""
+        return f"{self.rows}x{self.columns}x{self.depth}x{self.split}x{STAGES}"
+
     @property
     def warps(self) -> tuple[int, int]:
         """Rows and columns of a block's warps, four at most."""
@@ -80,7 +91,7 @@ class BlockTile:
         """Shared memory of a block: two slices of both operands, which the result replaces later."""
         ti, tj, tk = self.rows, self.columns, self.depth
         operands = ti * (tk + ROW_END) + tj * tk + max(tj, tk) * ROW_END
-        return max(2 * HALF_BYTES * operands, SUM_BYTES * ti * self.result_row)
+        return max(STAGES * HALF_BYTES * operands, SUM_BYTES * ti * self.result_row)
 
     @property
     def result_row(self) -> int:

@@ -39,6 +39,8 @@ from pimflow.relay_passes.schedules.product_tiles import (
     fastest_tile,
 )
 
+PRODUCT_TILE = "pimflow.product_tile"  # attribute of a scheduled product: `BlockTile.to_text`
+
 
 class TensorCores(GPUScheduleRule):
     """Matrix products and dense or grouped convolutions of fp16 operands on tensor cores.
@@ -85,7 +87,7 @@ class TensorCores(GPUScheduleRule):
             part = sch.get_loops(total)[-1]
             sch.decompose_reduction(total, part)
             sch.unroll(part)
-        return sch
+        return s_tir.Schedule(sch.mod["main"].with_attr(PRODUCT_TILE, tile.to_text()))
 
     def choose(self, shape: ProductShape) -> BlockTile | None:
         """The tile of a product; None if no tile fits."""

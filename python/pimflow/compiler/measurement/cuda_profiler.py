@@ -23,6 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
+from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost, require_wide_weights
 
 Tensors = list[tvm.runtime.Tensor]
@@ -42,11 +43,14 @@ class KernelMeasurement:
         previous call left.
     launch_ns : float
         Time that a launch adds: that of an empty kernel in a queue of empty kernels.
+    tile : str
+        `BlockTile.to_text` of a product on tensor cores, by which its schedule was made; else empty.
     """
 
     cold_ns: float
     warm_ns: float
     launch_ns: float
+    tile: str = ""
 
 
 class CudaProfiler:
@@ -246,7 +250,12 @@ class CudaProfiler:
         empty_ns, launch_ns = self._empty
         total_ns = self._states_ns(module, symbol, arguments(function, self._device), gpu)
         net_ns = {state: max(total_ns[state] - empty_ns[state], 0.0) for state in L2_STATES}
-        return KernelMeasurement(cold_ns=net_ns["cold"], warm_ns=net_ns["warm"], launch_ns=launch_ns)
+        return KernelMeasurement(
+            cold_ns=net_ns["cold"],
+            warm_ns=net_ns["warm"],
+            launch_ns=launch_ns,
+            tile=str((function.attrs or {}).get(PRODUCT_TILE, "")),
+        )
 
     def _states_ns(
         self, module: tvm.runtime.Module, symbol: str, tensors: Tensors, gpu: GpuSpec
