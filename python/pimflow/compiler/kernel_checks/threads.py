@@ -108,7 +108,7 @@ class Memory:
 
     `data` has the axes (element), (block, byte), (thread, element) or (warp, fragment, row, column), for
     global and shared memory, registers, and fragments; `size_bytes` are those of one block or thread. `gaps`
-    are bytes of shared memory that nothing may access.
+    are bytes of shared memory that nothing may access. `version` counts writes.
     """
 
     name: str
@@ -118,6 +118,7 @@ class Memory:
     log: AccessLog | None = None
     unit: int = 2  # bytes of shared memory that are one element of its log
     gaps: npt.NDArray[np.bool_] | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True)
