@@ -68,6 +68,9 @@ def main() -> int:
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")
     parser.add_argument("--dtype", default="fp16", choices=("fp16", "fp32"))
     parser.add_argument("--l2", default="cold", choices=("cold", "warm"))
+    parser.add_argument(
+        "--for-card", action="store_true", help="schedule for the card's architecture, not for that of builds"
+    )
     arguments = parser.parse_args()
 
     def say(text: str) -> None:
@@ -75,7 +78,7 @@ def main() -> int:
 
     try:
         gpu = GpuSpec.load(arguments.gpu)
-        profiler = CudaProfiler(arguments.l2, progress=say)
+        profiler = CudaProfiler(arguments.l2, progress=say, for_card=arguments.for_card)
         kernels = {}
         for model in arguments.models:
             for region in extract_regions(frontend.load(model).module, model).regions:

@@ -251,8 +251,11 @@ class LaneMemory:
 
     def _record(self, place: Place, is_write: bool) -> None:
         """Log an access, if its memory has a log."""
-        log, lanes = place.memory.log, self._running
+        log, lanes, under_way = place.memory.log, self._running, place.memory.under_way
         if log is not None and place.logged is not None:
+            if under_way is not None and under_way[place.logged.elements].any():
+                index = int(under_way[place.logged.elements].argmax())
+                self.report(Fault.UNFINISHED_COPY, place.memory.name, int(place.logged.elements[index]))
             (log.write if is_write else log.read)(place.logged, lanes.epoch, lanes.warp_epochs)
 
     def _load(self, place: Place) -> Array:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
+from pimflow.compiler.kernel_checks.async_copies import AsyncCopies, CopyUnderWay
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.fragments import FragmentCalls, Statement
+from pimflow.compiler.kernel_checks.fragments import Statement
 from pimflow.compiler.kernel_checks.lane_memory import Place
 from pimflow.compiler.kernel_checks.launch import (
     KernelLaunch,
@@ -39,7 +40,7 @@ from pimflow.errors import UnsupportedOpError
 
 
 @dataclass
-class KernelExecution(FragmentCalls):
+class KernelExecution(AsyncCopies):
     """Executes a scheduled function, launch by launch.
 
     Parameters
@@ -77,6 +78,8 @@ class KernelExecution(FragmentCalls):
     _needed: set[ir.Var] = field(default_factory=set)
     _repeats_nothing: bool = False  # statements of a loop that are the same in each iteration run once
     _has_warp_barriers: bool = False
+    _begun: list[CopyUnderWay] = field(default_factory=list)
+    _groups: list[list[CopyUnderWay]] = field(default_factory=list)
     _variables: dict[ir.Var, ir.Var] = field(default_factory=dict)
     _integers: Integers = field(default_factory=Integers)
     _restrictions: Memo[tuple[npt.NDArray[np.bool_] | None, bool]] = field(default_factory=Memo)
@@ -145,7 +148,7 @@ class KernelExecution(FragmentCalls):
         blocks = self.choose_blocks(launch, trips(stmt))
         step = max(self.batch // launch.threads, 1)
         for begin in range(0, len(blocks), step):
-            self._lanes = Lanes(launch, blocks[begin : begin + step])
+            self._lanes, self._begun, self._groups = Lanes(launch, blocks[begin : begin + step]), [], []
             run()
         self._lanes = None
 
@@ -219,7 +222,7 @@ class KernelExecution(FragmentCalls):
     def _attrstmt(self, stmt: tirx.AttrStmt) -> Statement | None:
         body = self._statement(stmt.body)
         if stmt.attr_key != "thread_extent" or body is None:
-            return body
+            return self._asynchronous(stmt, body)
         variable, axis = self._variable(stmt.node.var), stmt.node.thread_tag
 
         def _run() -> None:
@@ -356,7 +359,7 @@ class KernelExecution(FragmentCalls):
         if self.purpose is Purpose.RESULTS:
             self._require_no_results(call)
         if self.purpose is not Purpose.VALUES:
-            return self._watched_reads(call)
+            return self._watched_call(call)
         make = getattr(self, f"_call_{name}", None)
         if make is None:
             raise UnsupportedOpError(f"no meaning for the call of {name}")

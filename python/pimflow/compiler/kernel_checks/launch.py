@@ -140,6 +140,9 @@ def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var], purpose: P
     for choice in filter(is_choice, nodes(body, ir.Expr)):
         if any(map(is_made, nodes(choice, ir.TensorLoad))):
             expressions.append(choice_parts(choice)[0])
+    for call in nodes(body, ir.Call):
+        if call.op.name.endswith("cp_async_raw") and purpose is Purpose.BOUNDS:
+            expressions += [call.args[1], call.args[3], *call.args[5:]]
     expressions += [loop.condition for loop in nodes(body, tirx.While)]
     for loop in nodes(body, tirx.For):
         expressions += [loop.min, loop.extent]

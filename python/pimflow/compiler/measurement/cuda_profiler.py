@@ -78,6 +78,8 @@ class CudaProfiler:
         Called with a message for each kernel that fails.
     target : Target, optional
         Another kind of device than CUDA: the CPU, in tests.
+    for_card : bool
+        Schedule kernels for the architecture of the card, not for that of ``cuda+pim``, which builds have.
 
     Raises
     ------
@@ -97,6 +99,7 @@ class CudaProfiler:
         progress: Callable[[str], None] = lambda _: None,
         repeats: int = 30,
         target: tvm.target.Target | None = None,
+        for_card: bool = False,
     ):
         if (l2 or "cold") not in L2_STATES:
             raise UnknownNameError("state of the L2", l2, L2_STATES)
@@ -109,6 +112,8 @@ class CudaProfiler:
                 "or gpu=accel-sim-logs:DIR"
             )
         self.on_cuda = self.target.kind.name == "cuda"
+        is_built_so = self.on_cuda and not for_card
+        self._schedule_target = targets.target_by_name("cuda+pim") if is_built_so else self.target
         if self.on_cuda and not cuda_compiler():
             raise ProfilerError(f"gpu=cuda: {NO_COMPILER}")
         self._device = targets.target_device(self.target)
@@ -207,7 +212,7 @@ class CudaProfiler:
         functions = {}
         for kernel in kernels:
             with self._record_failure(kernel):
-                functions[kernel] = primitive(kernel, dtype, self.target, gpu.kernel_limits(dtype))
+                functions[kernel] = primitive(kernel, dtype, self._schedule_target, gpu.kernel_limits(dtype))
         for kernel, (module, symbol) in self._compile(functions).items():
             with self._record_failure(kernel):
                 yield kernel, self._time(module, symbol, functions[kernel], gpu)
