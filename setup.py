@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from itertools import groupby
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -40,6 +41,19 @@ def default_flags() -> tuple[str, ...]:
     return tuple(flag for flag in ("-O3", "-g0") if not any(word.startswith(flag[:2]) for word in given))
 
 
+def joined_sources(sources: list[str], target: Path) -> list[str]:
+    """Files in `target` that include all sources of a folder each; they are touched only if one is new."""
+    target.mkdir(parents=True, exist_ok=True)
+    joined = []
+    for folder, files in groupby(sorted(sources), key=os.path.dirname):
+        path = target / f"{folder.replace('/', '_')}.cc"
+        text = "".join(f'#include "{Path(file).resolve()}"\n' for file in files)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        joined.append(str(path))
+    return joined
+
+
 def parallel(compile_files: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """`compile_files` of a setuptools compiler, parallel over files on all cores."""
 
@@ -64,9 +78,14 @@ class BuildCore(build_ext):
         return []
 
     def build_extension(self, ext: Extension) -> None:
-        """Build against tvm-ffi, on all cores."""
+        """Build against tvm-ffi, a file for each folder of sources, on all cores.
+
+        Most of the time goes to tvm-ffi's headers and templates, which files that are compiled as one share.
+        """
         from tvm_ffi import libinfo
 
+        ext.depends += ext.sources
+        ext.sources = joined_sources(ext.sources, Path(self.build_temp))
         # As system headers, without warnings: in `.ci/run`, warnings of our headers stop the build.
         for folder in (libinfo.find_include_path(), libinfo.find_dlpack_include_path()):
             ext.extra_compile_args += ["-isystem", folder]

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.flat import operator
+from pimflow.relay_passes.flat import operator, shape
 
 ATTENTION = "pimflow.attention"  # attribute of the function: an `Attention` in JSON
 NAME = "attention"  # what `operator_kind` calls it
@@ -34,13 +34,19 @@ def operator_kind(mod: tvm.IRModule, value: relax.Expr) -> str:
 
 
 def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> relax.Function:
-    """A function of Q, K, V and, if `attention` has them, a mask, sinks and the first queries' positions."""
+    """A function of Q, K, V and, if `attention` has them, a mask, sinks, scales and first positions.
+
+    Scales are those of keys and of values; positions are of the first queries.
+    """
     shapes = {"q": attention.query_shape, "k": attention.key_shape, "v": attention.value_shape}
     params = [relax.Var(name, relax.TensorType(dims, "float32")) for name, dims in shapes.items()]
     if attention.masked:
         params.append(relax.Var("mask", relax.TensorType(mask_shape, "float32")))
     if attention.sinks:
         params.append(relax.Var("sinks", relax.TensorType((1, attention.heads, 1, 1), "float32")))
+    if attention.cache_type:
+        scale_type = relax.TensorType(attention.scale_shape, "float32")
+        params += [relax.Var(name, scale_type) for name in ("key_scales", "value_scales")]
     if attention.positioned:
         params.append(relax.Var("position", relax.TensorType((attention.batch,), "int64")))
     builder = relax.BlockBuilder()
@@ -53,6 +59,17 @@ def attention_function(attention: Attention, mask_shape: Sequence[int] = ()) -> 
             output = builder.emit_output(result)
         builder.emit_func_output(output)
     return builder.get()[NAME]
+
+
+def scale_places(attention: Attention) -> range:
+    """Which arguments of `attention_function` are scales of keys and of values; none if no cache has them."""
+    begin = 3 + attention.masked + attention.sinks
+    return range(begin, begin + 2 * bool(attention.cache_type))
+
+
+def cache_operands(attention: Attention, call: relax.Call) -> list[relax.Expr]:
+    """The caches that a call of `attention_function` reads: scales of keys and of values, keys, values."""
+    return [*(call.args[place] for place in scale_places(attention)), *call.args[1:3]]
 
 
 def query_visibility(mask: relax.Expr, emit: Emit) -> relax.Var:
@@ -80,6 +97,9 @@ def emit_attention(attention: Attention, operands: Sequence[relax.Expr], emit: E
     rows, shared = (a.batch, a.kv_heads, a.group * a.queries), a.group > 1
     if a.read:
         k, v = (emit(op.strided_slice(tensor, [2], [0], [a.read]), "read") for tensor in (k, v))
+    if a.cache_type:  # in front of the products, whose kernels widen what they read
+        scales = [_read_scales(a, operands[place], emit) for place in scale_places(a)]
+        k, v = (emit(op.multiply(tensor, scale), "wide") for tensor, scale in zip((k, v), scales))
     if shared:
         q = emit(op.reshape(q, (*rows, a.head_size)), "queries")
     scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]), "keys")), "scores")
@@ -100,6 +120,22 @@ def emit_attention(attention: Attention, operands: Sequence[relax.Expr], emit: E
     return result
 
 
+def _read_scales(attention: Attention, scales: relax.Expr, emit: Emit) -> relax.Expr:
+    """Emit those scales [batch, kv_heads, keys, 1] that are read."""
+    if shape(scales)[2] == attention.extent:
+        return scales
+    return emit(relax.op.strided_slice(scales, [2], [0], [attention.extent]), "read_scales")
+
+
+def emit_scaled(attention: Attention, x: relax.Expr, scales: relax.Expr, emit: Emit) -> relax.Var:
+    """Emit scores or weights [batch, heads, queries, extent] times the scales of each KV head."""
+    op, a = relax.op, attention
+    scales = emit(op.reshape(_read_scales(a, scales, emit), (a.batch, a.kv_heads, 1, a.extent)), "scales")
+    x = emit(op.reshape(x, (a.batch, a.kv_heads, a.group * a.queries, a.extent)), "by_matrix")
+    x = emit(op.multiply(x, scales), "times_scales")
+    return emit(op.reshape(x, a.score_shape), "by_head")
+
+
 def emit_attention_weights(
     attention: Attention,
     scores: relax.Var,
@@ -113,7 +149,7 @@ def emit_attention_weights(
     Parameters
     ----------
     extra_operands : sequence of Expr
-        The mask, sinks and the position, as far as `attention` has them.
+        The mask, sinks, scales and the position, as far as `attention` has them; scales are not applied.
     scale : float
         Factor of the scores, applied first; 1 where an earlier kernel has applied it.
     """
@@ -136,6 +172,14 @@ def emit_attention_weights(
     mask_bias = None if masks_before_scale else _mask_bias(a, extra_operands, emit)
     if mask_bias is not None:
         scores = emit(op.add(scores, mask_bias), "causal")
+    return _softmax(a, scores, extra_operands, emit)
+
+
+def _softmax(
+    attention: Attention, scores: relax.Var, extra_operands: Sequence[relax.Expr], emit: Emit
+) -> relax.Var:
+    """Emit the softmax of masked `scores`, over the sink of each head too if there are sinks."""
+    op, a = relax.op, attention
     if not a.sinks:
         return emit(op.nn.softmax(scores, axis=-1), "softmax")
     sinks = extra_operands[int(a.masked)]

@@ -5,11 +5,13 @@ Arrays of TVM are read as slices: ``call.args[:]`` is a list, which takes a thir
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -76,23 +78,44 @@ def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
     return attrs[key] if attrs and key in attrs else {}
 
 
-LAYER_NAMES = "pimflow.layer_names"
+@dataclass(frozen=True)
+class TextAttribute:
+    """A text for each of some layers or variables: an attribute of ``main`` called `key`.
+
+    Passes preserve it, and the names of layers, so a text can be looked up by layer at any time.
+    """
+
+    key: str
+
+    def read(self, mod: tvm.IRModule) -> dict[str, str]:
+        """The texts by name, as `attach` stored them; empty if there are none."""
+        return dict(_texts(mod["main"], self.key))
+
+    def attach(self, mod: tvm.IRModule, texts: Mapping[str, str]) -> tvm.IRModule:
+        """`mod` with `texts` in place of those that it has."""
+        mod = mod.clone()
+        mod["main"] = mod["main"].with_attr(self.key, {name: str(text) for name, text in texts.items()})
+        return mod
 
 
-def with_layer_names(mod: tvm.IRModule, names: dict[str, str]) -> tvm.IRModule:
-    """`mod` with layer names by variable name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(LAYER_NAMES, names)
-    return mod
+@functools.lru_cache(maxsize=8)  # as in `cached_by_module`, for the attributes of two modules
+def _texts(main: relax.Function, key: str) -> dict[str, str]:
+    return {str(name): str(text) for name, text in (main.attrs or {}).get(key, {}).items()}
+
+
+LAYER_NAMES = TextAttribute("pimflow.layer_names")  # by variable, its layer's name in the network file
+LAYER_ROLES = TextAttribute("pimflow.roles")  # by layer, of `core.region.ROLES`
+WEIGHT_TYPES = TextAttribute("pimflow.weight_types")  # by layer, in which its weights are stored
+ACTIVATION_TYPES = TextAttribute("pimflow.activation_types")  # by layer, which it multiplies with weights
+CACHE_TYPES = TextAttribute("pimflow.cache_types")  # by input that is a cache, the type of its integers
+CHANNEL_SETS = TextAttribute("pimflow.channel_sets")  # by variable; see `core.channel_sets`
+FUSED = "pimflow.fused"
+RESULT = "%result"  # the only result of a network, which passes may rename
 
 
 def layer_name(mod: tvm.IRModule, var: relax.Var) -> str:
     """Name of the layer of `var` in the network file."""
-    return str(main_attribute(mod, LAYER_NAMES).get(var.name, var.name))
-
-
-def layer_names(mod: tvm.IRModule) -> dict[str, str]:
-    """Layer names by variable name, as `with_layer_names` stored them."""
-    return {str(var): str(layer) for var, layer in main_attribute(mod, LAYER_NAMES).items()}
+    return _texts(mod["main"], LAYER_NAMES.key).get(var.name, var.name)
 
 
 def unique_name(name: str, used_names: Container[str]) -> str:
@@ -100,54 +123,6 @@ def unique_name(name: str, used_names: Container[str]) -> str:
     while name in used_names:
         name += "_"
     return name
-
-
-ROLES = "pimflow.roles"
-
-
-def with_roles(mod: tvm.IRModule, roles: dict[str, str]) -> tvm.IRModule:
-    """`mod` with roles (`core.region.ROLES`) by layer name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(ROLES, roles)
-    return mod
-
-
-def roles(mod: tvm.IRModule) -> dict[str, str]:
-    """Roles by layer name, as `with_roles` stored them.
-
-    Passes preserve the attribute and the names of layers, so a role can be looked up by layer at any time.
-    """
-    return {str(layer): str(role) for layer, role in main_attribute(mod, ROLES).items()}
-
-
-WEIGHT_TYPES = "pimflow.weight_types"
-
-
-def with_weight_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
-    """`mod` with types in which weights are stored, by layer name, as an attribute of ``main``."""
-    mod["main"] = mod["main"].with_attr(WEIGHT_TYPES, types)
-    return mod
-
-
-def weight_types(mod: tvm.IRModule) -> dict[str, str]:
-    """Types of weights by layer name, as `with_weight_types` stored them; passes preserve them like roles."""
-    return {str(layer): str(kind) for layer, kind in main_attribute(mod, WEIGHT_TYPES).items()}
-
-
-ACTIVATION_TYPES = "pimflow.activation_types"
-
-
-def with_activation_types(mod: tvm.IRModule, types: dict[str, str]) -> tvm.IRModule:
-    """`mod` with types of integers that layers multiply with weights, by layer name, as for weights."""
-    mod["main"] = mod["main"].with_attr(ACTIVATION_TYPES, types)
-    return mod
-
-
-def activation_types(mod: tvm.IRModule) -> dict[str, str]:
-    """Types of integers by layer name, as `with_activation_types` stored them."""
-    return {str(layer): str(kind) for layer, kind in main_attribute(mod, ACTIVATION_TYPES).items()}
-
-
-FUSED = "pimflow.fused"
 
 
 def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
@@ -159,28 +134,6 @@ def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
 def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
     """Runs of layers, as `with_fused_runs` stored them."""
     return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
-
-
-CHANNEL_SETS = "pimflow.channel_sets"
-RESULT = "%result"  # the only result of a network, which passes may rename
-
-
-def with_channel_sets(mod: tvm.IRModule, sets: Mapping[str, str]) -> tvm.IRModule:
-    """`mod` with the set of channels of each tensor, by variable name, as an attribute of ``main``."""
-    functions = dict(mod.functions_items())
-    main = mod.get_global_var("main")
-    functions[main] = functions[main].with_attr(
-        CHANNEL_SETS, {name: str(channels) for name, channels in sets.items()}
-    )
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def channel_sets(mod: tvm.IRModule) -> dict[str, str]:
-    """Sets of channels (`core.channel_sets`) by variable name, as `with_channel_sets` stored them.
-
-    Empty if there is only one set.
-    """
-    return {str(var): str(channels) for var, channels in main_attribute(mod, CHANNEL_SETS).items()}
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
@@ -206,41 +159,82 @@ def rebuild(
     replacement, or None for no change.
     """
     function, bindings = mod["main"], main_bindings(mod)
-    builder = relax.BlockBuilder(mod)
+    params = function.params[:]
+    # Without `main`, which the builder would hash: it looks for equal functions.
+    others = {gv: f for gv, f in mod.functions_items() if gv.name_hint != "main"}
+    builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
     env: dict[relax.Var, relax.Expr] = {} if var_remap is None else var_remap
-    same: set[relax.Var] = set(function.params)  # variables whose type did not change
-    with builder.function("pimflow_rebuilt", list(function.params)):
-        with builder.dataflow():
-            for binding in bindings:
-                value = substitute(binding.value, env)
-                new = rewrite(builder, binding.var, value)
-                if new is None and same.issuperset(relax.analysis.free_vars(binding.value)[:]):
-                    env[binding.var] = emit_as(builder, binding.var, value)
-                    same.add(binding.var)
-                    continue
-                if new is None:
-                    new = value
-                done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
-                env[binding.var] = new if done else builder.emit(new, name_hint=binding.var.name)
-                if tvm_ffi.structural_equal(env[binding.var].ty, binding.var.ty):
-                    same.add(binding.var)
-            body = builder.normalize(substitute(function.body.body, env))
-            if rewrite_result is not None:
-                body = builder.normalize(rewrite_result(builder, body))
-            output = relax.Var(_source_name(builder, body), body.ty)
-            builder.emit_normalized(relax.VarBinding(output, body))
-        builder.emit_func_output(output)
-    built = builder.get()
-    functions = {
-        gv: f for gv, f in built.functions_items() if gv.name_hint not in ("pimflow_rebuilt", "main")
-    }
-    main = built["pimflow_rebuilt"].with_attr("global_symbol", "main")
-    for key, value in dict(function.attrs or {}).items():
-        if key != "global_symbol":
-            main = main.with_attr(key, value)
-    functions[mod.get_global_var("main")] = main
+    same: set[relax.Var] = set(params)  # variables whose type did not change
+    with _dataflow_block(builder, params) as blocks:
+        for binding in bindings:
+            var, old = binding.var, binding.value
+            value = substitute(old, env)
+            new = rewrite(builder, var, value)
+            if new is None and (value is old or same.issuperset(relax.analysis.free_vars(old)[:])):
+                env[var] = emit_as(builder, var, value)
+                same.add(var)
+                continue
+            if new is None:
+                new = value
+            done = isinstance(new, relax.Var) and not isinstance(value, relax.Var)
+            env[var] = new if done else builder.emit(new, name_hint=var.name)
+            if tvm_ffi.structural_equal(env[var].ty, var.ty):
+                same.add(var)
+        body = builder.normalize(substitute(function.body.body, env))
+        if rewrite_result is not None:
+            body = builder.normalize(rewrite_result(builder, body))
+        output = relax.Var(_source_name(builder, body), body.ty)
+        builder.emit_normalized(relax.VarBinding(output, body))
+    return _with_main(mod, builder.get(), blocks[0], output)
+
+
+@contextlib.contextmanager
+def _dataflow_block(
+    builder: relax.BlockBuilder, params: Sequence[relax.Var]
+) -> Iterator[list[relax.DataflowBlock]]:
+    """A dataflow block that sees `params`, and is in the list at the end.
+
+    A function of the builder would be hashed, and its bindings normalised once more.
+    """
+    blocks: list[relax.DataflowBlock] = []
+    builder.begin_scope(params)
+    builder._begin_dataflow_block()
+    try:
+        yield blocks
+    finally:
+        blocks.append(builder._end_block())
+        builder.end_scope()
+
+
+def _with_main(
+    mod: tvm.IRModule, built: tvm.IRModule, block: relax.DataflowBlock, output: relax.Var
+) -> tvm.IRModule:
+    """`mod` with the functions of `built`, and a ``main`` with the block that ends with `output`."""
+    functions, old = dict(built.functions_items()), mod["main"]
+    is_alone = not any(isinstance(other, relax.Function) for other in functions.values())
+    canonical = _without_output_alias(block) if is_alone else None  # the pass also visits other functions
+    sequence = relax.SeqExpr([canonical or block], output)
+    relax.expr._update_type(sequence, output.ty)
+    rebuilt = relax.Function(old.params, sequence, output.ty, attrs=old.attrs)
+    functions[mod.get_global_var("main")] = rebuilt.with_attr("global_symbol", "main")
     result = tvm.IRModule(functions, attrs=mod.attrs)
-    return relax.transform.DeadCodeElimination(["main"])(relax.transform.CanonicalizeBindings()(result))
+    result = result if canonical else relax.transform.CanonicalizeBindings()(result)
+    return relax.transform.DeadCodeElimination(["main"])(result)
+
+
+def _without_output_alias(block: relax.DataflowBlock) -> relax.DataflowBlock | None:
+    """`block`, whose last binding is its output, as ``CanonicalizeBindings`` would return it.
+
+    None if there is more to do than to compute the output where it is an alias: that pass takes as long as
+    all else that `rebuild` does.
+    """
+    *bindings, output = block.bindings[:]
+    last = bindings[-1] if bindings else None
+    if last is None or not isinstance(last.var, relax.DataflowVar) or not last.var.same_as(output.value):
+        return None
+    if not all(isinstance(binding.value, relax.Call | relax.Tuple) for binding in bindings):
+        return None
+    return relax.DataflowBlock([*bindings[:-1], relax.VarBinding(output.var, last.value)])
 
 
 def emit_as(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr, name: str = "") -> relax.Var:
@@ -265,11 +259,18 @@ def _source_name(builder: relax.BlockBuilder, expr: relax.Expr) -> str:
     return name
 
 
+_operator_names: dict[int, str] = {}  # by handle of an operator, which TVM registers once and for all
+
+
 def operator(expr: relax.Expr) -> str:
     """Name of the operator that `expr` calls, without ``relax.``; empty if it calls none."""
-    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
-        return expr.op.name.removeprefix("relax.")
-    return ""
+    if not isinstance(expr, relax.Call):
+        return ""
+    callee = expr.op
+    handle = callee.__chandle__()
+    if handle not in _operator_names and isinstance(callee, tvm.ir.Op):
+        _operator_names[handle] = callee.name.removeprefix("relax.")
+    return _operator_names.get(handle, "")
 
 
 def bare_operator(expr: tvm.ir.Expr) -> str:
@@ -280,14 +281,29 @@ def bare_operator(expr: tvm.ir.Expr) -> str:
 
 def shape(expr: relax.Expr) -> tuple[int, ...]:
     """Static shape of a tensor."""
-    values = getattr(expr.ty.shape, "values", None)
-    dims = values[:] if values else []
-    if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
+    dims = _static_dims(expr.ty.shape)
+    if dims is None:
         raise UnsupportedOpError(
             f"'{getattr(expr, 'name', expr)}' has a dynamic shape; fix open sizes with --shape, or the "
             "values that decide it"
         )
+    return dims
+
+
+# Cached: each number is a call of TVM, and passes ask for the shapes of the same tensors again and again.
+@functools.lru_cache(maxsize=1 << 14)
+def _static_dims(shape_expr: relax.Expr | None) -> tuple[int, ...] | None:
+    """The sizes in the shape of a type; None if it has none, or some are not constant."""
+    values = getattr(shape_expr, "values", None)
+    dims = values[:] if values else []
+    if values is None or not all(isinstance(d, int | tvm.tirx.IntImm) for d in dims):
+        return None
     return tuple(int(d) for d in dims)
+
+
+def has_static_shape(expr: relax.Expr) -> bool:
+    """Whether `expr` is a tensor with a static shape."""
+    return _static_dims(getattr(expr.ty, "shape", None)) is not None
 
 
 # These keep the order of elements, if they keep their number and type.
@@ -315,9 +331,7 @@ def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
     if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
         return False
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
-    if not all(
-        isinstance(x, relax.Var) and _has_static_shape(x) for x in (*read, *(b.var for b in bindings))
-    ):
+    if not all(isinstance(x, relax.Var) and has_static_shape(x) for x in (*read, *(b.var for b in bindings))):
         return False
     if not read or not all(x.same_as(b.var) for x, b in zip(read[1:], bindings)):
         return False
@@ -343,12 +357,6 @@ def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
             factors = split_factors(factors, output_dims)
     strides = [stride for _, stride in factors or ()]
     return factors is not None and strides == sorted(strides, reverse=True)
-
-
-def _has_static_shape(expr: relax.Expr) -> bool:
-    """Whether `expr` is a tensor with a static shape."""
-    dims = getattr(getattr(expr.ty, "shape", None), "values", None)
-    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims[:])
 
 
 def split_factors(factors: Sequence[tuple[int, int]], dims: Sequence[int]) -> list[tuple[int, int]] | None:

@@ -5,10 +5,12 @@ They are as fast: on CPUs they are the same instructions with operands in anothe
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx, topi
 
 from pimflow.relay_passes.flat import bare_operator
@@ -247,6 +249,24 @@ def _equal(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(compare, *call.args, primfunc_name_hint="equal")
 
 
+def _register_extremes() -> None:
+    """Let schedules share the reductions of `_extreme` among threads, as they do TVM's own."""
+    register = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
+    for formula, direction in ((larger, 1), (smaller, -1)):
+
+        def combiner(lhs: Sequence[tirx.Var], rhs: Sequence[tirx.Var], formula: Callable = formula) -> list:
+            return [formula(lhs[0], rhs[0])]
+
+        def identity(values: Sequence[tirx.Expr], direction: int = direction) -> list:
+            return [tirx.const(-direction * math.inf, values[0].ty.dtype)]
+
+        functions = [tvm_ffi.convert(function) for function in (combiner, identity)]
+        for function in functions:  # TVM drops its references when Python has ended already
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
+        register(1, *functions)
+
+
+_register_extremes()
 LEGAL = {
     "relax.sign": elementwise(sign, "sign"),
     "relax.nn.relu": elementwise(relu, "relu"),

@@ -1,10 +1,11 @@
-"""Time and memory of compilation: ``bench_compile.py [MODEL…] [--picture|--zoo|--growth] [--jobs N]``.
+"""Time and memory of compilation: ``bench_compile.py [MODEL…] [--picture|--zoo|--growth|--fuse] [--jobs N]``.
 
 Without options it prints the phases of one compilation, and the time to profile the paper's five networks
 from an empty and from the full cache; ``--picture`` draws the CPU time of the phases. ``--zoo`` compiles
 every network of the zoo, or the named ones; ``--growth`` compiles generated networks of more and more
-regions. Both start from an empty and from the full cache, each time in a new process. All is measured on this
-machine: other processes change the wall time, hardly the CPU time.
+regions. Both start from an empty and from the full cache, each time in a new process. ``--fuse`` compiles
+without and with groups of layers as candidates, from no cache. All is measured on this machine: other
+processes change the wall time, hardly the CPU time.
 """
 
 import argparse
@@ -65,7 +66,13 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance: float | None = None) -> dict:
+def compile_once(
+    model: str,
+    cache: str | None = None,
+    jobs: int = 1,
+    tolerance: float | None = None,
+    fuse: bool = False,
+) -> dict:
     """Compile a model in this process, and return the figures."""
     partial_tvm.install()  # as the command does
     garbage_collection.collect_rarely()
@@ -79,13 +86,14 @@ def compile_once(model: str, cache: str | None = None, jobs: int = 1, tolerance:
     def mark(phase: str) -> None:
         starts.append((phase, cpu_seconds(), time.perf_counter()))
 
-    compiled = pimflow.compile(model, profiling=profiling, tolerance=tolerance, progress=mark)
+    compiled = pimflow.compile(model, profiling=profiling, tolerance=tolerance, progress=mark, fuse=fuse)
     mark("end")
     return {
         "model": model,
         "regions": len(compiled.search_result.graph.regions),
         "wall_seconds": compiled.report.wall_seconds,
         "search_seconds": compiled.report.search_seconds,
+        "latency_ns": compiled.report.plan.latency_ns,
         "phase_seconds": {
             start[0]: next_start[2] - start[2] for start, next_start in itertools.pairwise(starts[1:])
         },
@@ -108,6 +116,34 @@ def compile_twice(model: str, jobs: int, *extra_options: str) -> dict:
             process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             figures[cache] = json.loads(process.stdout)
     return figures
+
+
+def compile_fused(model: str) -> list[dict]:
+    """Run `compile_once` without and with fused groups as candidates, each time in a new process."""
+    figures = []
+    for options in ([], ["--fuse"]):
+        print(f"{model} {' '.join(options)} …", file=sys.stderr)
+        command = [sys.executable, __file__, model, "--once", *options]
+        process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        figures.append(json.loads(process.stdout))
+    return figures
+
+
+def fuse_table(rows: list[list[dict]]) -> str:
+    """A Markdown table of `compile_fused`: what groups as candidates cost, and what the plan gains."""
+    lines = [
+        "| network | plan: apart (ms) | with groups (ms) | search: apart (s) | with groups (s) "
+        "| rewrite and code: apart (s) | with groups (s) | whole: apart (s) | with groups (s) | more |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for apart, fused in rows:
+        cells = [apart["model"], *(f"{row['latency_ns'] / 1e6:.4f}" for row in (apart, fused))]
+        cells += [f"{phases_seconds(row, SEARCHES):.1f}" for row in (apart, fused)]
+        cells += [f"{row['phase_cpu_seconds']['generating code']:.1f}" for row in (apart, fused)]
+        cells += [f"{row['cpu_seconds']:.1f}" for row in (apart, fused)]
+        more = fused["cpu_seconds"] / apart["cpu_seconds"] - 1
+        lines.append(f"| {' | '.join(cells)} | {100 * more:.0f}% |")
+    return "\n".join(lines)
 
 
 def compile_generated(kind: str, regions: int, jobs: int) -> dict:
@@ -206,6 +242,7 @@ def main() -> None:
     parser.add_argument("--picture", action="store_true", help="bars of CPU time, for docs/architecture.md")
     parser.add_argument("--zoo", action="store_true", help="from an empty and from the full cache")
     parser.add_argument("--growth", action="store_true", help="generated networks, in the same way")
+    parser.add_argument("--fuse", action="store_true", help="without and with groups of layers as candidates")
     parser.add_argument(
         "--regions", type=int, nargs="+", default=REGIONS, help="of those; default: %(default)s"
     )
@@ -216,7 +253,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.once:
-        print(json.dumps(compile_once(args.models[0], args.cache, args.jobs, args.tolerance)))
+        figures = compile_once(args.models[0], args.cache, args.jobs, args.tolerance, args.fuse)
+        print(json.dumps(figures))
     elif args.zoo or args.growth:
         rows = []
         compile_sources()
@@ -229,6 +267,10 @@ def main() -> None:
                 compile_generated(kind, regions, args.jobs) for kind in KINDS for regions in args.regions
             ]
         print(json.dumps(rows, indent=1) if args.json else table(rows))
+    elif args.fuse:
+        compile_sources()
+        fused = [compile_fused(name) for name in args.models or ["mobilenet-v2"]]
+        print(json.dumps(fused, indent=1) if args.json else fuse_table(fused))
     elif args.picture:
         print(picture(compile_once((args.models or ["mobilenet-v2"])[0])))
     else:

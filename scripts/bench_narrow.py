@@ -7,6 +7,7 @@ puts the table on docs/language_models.md, a row when it is done.
 """
 
 import argparse
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_generate import best_gpu_cell
@@ -17,10 +18,12 @@ from pimflow.commands.generate.decoding import Lengths, shared_regions, step_tim
 from pimflow.commands.generate.generation import StepCosts
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.published_decode import PublishedDecode
+from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, default_path
-from pimflow.placement import Profiling
+from pimflow.placement import Profiling, SearchResult
 from pimflow.placement.solvers.capacity import channel_bytes, weight_row_bytes
 from pimflow.zoo.language import graph
+from pimflow.zoo.language.decoder import Decoder
 
 PAGE = Path(__file__).parent.parent / "docs" / "language_models.md"
 MODELS = ("llama-3-8b", "llama-2-7b")
@@ -34,21 +37,60 @@ HEAD = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """A step over a full cache, of all blocks and the output layer.
+
+    Attributes
+    ----------
+    costs : StepCosts
+        With PIM, and on the GPU alone.
+    bound_ns : float
+        Lower bound of its time.
+    held_bytes : int
+        Rows of PIM that weights and caches take.
+    """
+
+    costs: StepCosts
+    bound_ns: float
+    held_bytes: int
+
+
+HEADS: dict[tuple[Decoder, str], SearchResult] = {}
+
+
+def output_layer(decoder: Decoder, target: System, profiling: Profiling) -> SearchResult:
+    """The search result of the output layer, which is the same for all contexts and caches."""
+    key = (decoder, target.name)
+    if key not in HEADS:
+        head_graph = zoo.blank_matrices(graph.head_graph(decoder))
+        HEADS[key] = search(head_graph, target, profiling=profiling)
+    return HEADS[key]
+
+
+def decoding(decoder: Decoder, target: System, context: int, profiling: Profiling) -> Decoding:
+    """Search a block and the output layer of a decoder over a full cache."""
+    block_graph = zoo.blank_matrices(graph.block_graph(decoder, context))
+    block = search(block_graph, target, context=context, profiling=profiling)
+    head = output_layer(replace(decoder, cache_type=""), target, profiling)
+    costs = StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
+    lengths = Lengths(attended=context, places=context)
+    parts = step_times(block, lengths, decoder.kv_elements_per_token / decoder.layers, decoder.group)
+    parts = [*(part.scale(decoder.layers) for part in parts), *weight_times(head.graph, 1, target)]
+    rows = [weight_row_bytes(target, result.candidates) for result in (block, head)]
+    return Decoding(
+        costs=costs + StepCosts.from_search(head),
+        bound_ns=shared_bound_ns(parts, pim_share(target)),
+        held_bytes=decoder.layers * rows[0] + rows[1],
+    )
+
+
 def line(model: str, pim: str, kind: str, profiling: Profiling) -> str:
     """A row of the table as Markdown."""
-    target, decoder = system(pim=pim), zoo.decoder(model)
-    decoder = decoder if kind == "fp16" else decoder.with_weights(kind)
-    block = search(graph.block_graph(decoder, CONTEXT), target, context=CONTEXT, profiling=profiling)
-    head = search(graph.head_graph(decoder), target, profiling=profiling)
-    costs = StepCosts.from_search(block, decoder.layers, shared_regions(block.graph))
-    costs += StepCosts.from_search(head)
-    lengths = Lengths(attended=CONTEXT, places=CONTEXT)
-    parts = step_times(block, lengths, decoder.kv_bytes_per_token(1) / decoder.layers, decoder.group)
-    parts = [*(part.scale(decoder.layers) for part in parts), *weight_times(head.graph, 1, target)]
-    bound_ns = shared_bound_ns(parts, pim_share(target))
-    held_bytes = decoder.layers * weight_row_bytes(target, block.candidates)
-    held_bytes += weight_row_bytes(target, head.candidates)
-    room = "" if held_bytes <= channel_bytes(target) else ", no room"
+    target, decoder = system(pim=pim), zoo.decoder(model).with_types(kind)
+    step = decoding(decoder, target, CONTEXT, profiling)
+    costs = step.costs
+    room = "" if step.held_bytes <= channel_bytes(target) else ", no room"
     published = PublishedDecode.from_decoder(decoder, target)
     cells = (
         *(model, pim, kind),
@@ -57,8 +99,8 @@ def line(model: str, pim: str, kind: str, profiling: Profiling) -> str:
         f"{costs.ns / 1e6:.2f} ({costs.ns_gpu_only / costs.ns:.2f}x)",
         f"{1e9 / costs.ns:.0f}",
         f"{costs.pj_gpu_only / 1e9:.0f} → {costs.pj / 1e9:.0f}",
-        f"{held_bytes / 2**30:.1f} GiB{room}",
-        f"{bound_ns / costs.ns:.0%}",
+        f"{step.held_bytes / 2**30:.1f} GiB{room}",
+        f"{step.bound_ns / costs.ns:.0%}",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -106,11 +106,38 @@ def phone_table() -> str:
     return markdown(["", "without PIM, tokens/s", "with PIM, tokens/s", "speed-up"], rows)
 
 
+def p3_table() -> str:
+    """A block of Llama-2-7B on HBM-PIM with fp16, and with what P3-LLM has, term by term, as Markdown."""
+    times = list(narrow_designs.p3_times(PimSpec.load("hbm-pim")))
+    rows = [
+        [
+            row.name,
+            *(f"{ns / 1e3:.0f}" for ns in (row.weights_ns, row.comps_ns, row.vectors_ns, row.attention_ns)),
+            *(
+                f"{wide / ns:.2f}x"
+                for wide, ns in (
+                    (times[0].weights_ns, row.weights_ns),
+                    (times[0].attention_ns, row.attention_ns),
+                    (times[0].block_ns, row.block_ns),
+                )
+            ),
+        ]
+        for row in times
+    ]
+    rows.append(["P3-LLM, average over decoding", *[""] * 6, f"{narrow_designs.P3_PUBLISHED:.1f}x"])
+    head = [
+        *("units", "weights, us", "of COMPs", "of vectors", "cache, us"),
+        *("weights", "cache", "both"),
+    ]
+    return markdown(head, rows)
+
+
 TABLES = {
     "lpddr5x": lpddr5x_table,
     "registers": registers_table,
     "groups": groups_table,
     "phone": phone_table,
+    "p3": p3_table,
 }
 
 

@@ -8,7 +8,7 @@ import argparse
 import math
 
 import pimflow
-from pimflow.commands.compile.channel_counts import counts
+from pimflow.commands.compile.system_choices import counts
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement import Profiling
 

@@ -72,6 +72,10 @@ CONFIGURATIONS = {
         "narrow-groups": "hbm-pim-narrow, 16 channels, GEMV; timing strict, refreshes charged",
         "narrow-phone": "immortalis-g720 + lpddr5x-pim, 4 of 4 channels with PIM, time-shared; "
         "accounting full, timing strict; int4 times int8, batch 1, 320 tokens",
+        "narrow-p3": "hbm-pim, 16 channels, a block of Llama-2-7B, batch 1, 4096 tokens; timing strict, "
+        "refreshes charged",
+        "narrow-roundings": "tiny-lm in NumPy, a text of 54 tokens; fp32, and fp16 for all tensors",
+        "narrow-caches": "systems as listed, time-shared; accounting full, timing strict; batch 1",
     },
     "docs/results_pimflow.md": {
         **{
@@ -90,7 +94,6 @@ CONFIGURATIONS = {
     "docs/validation.md": {
         "simulated networks": text("paper", "ramulator-pimflow"),
         "torch": text(),
-        "torch-searched": text(),
     },
 }
 # Tables that are made of others: the page and the name of the one whose commit counts.

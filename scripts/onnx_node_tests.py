@@ -9,9 +9,11 @@ broken.
 import argparse
 import collections
 import dataclasses
+import json
 import multiprocessing
 import queue
 import random
+import re
 import sys
 import threading
 import warnings
@@ -96,6 +98,27 @@ def outcome(test: TestCase) -> tuple[str, str]:
     return kind, reason
 
 
+def _results(model: onnx.ModelProto, samples: Sequence[Sequence]) -> list[list[np.ndarray]]:
+    """The outputs of a model for several inputs; raises what building and running it does."""
+    import tvm
+    from tvm import relay
+    from tvm.contrib import graph_executor
+
+    names = _input_names(model)
+    shapes = {name: np.shape(value) for name, value in zip(names, samples[0])}
+    module, params = relay.frontend.from_onnx(model, shapes)
+    with tvm.transform.PassContext(config={"pimflow.verify": False}):  # the standard's values judge
+        library = relay.build(module, target="llvm+pim", params=params)
+    executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
+    results = []
+    for inputs in samples:
+        for name, value in zip(names, inputs):
+            executor.set_input(name, np.asarray(value))
+        executor.run()
+        results.append([executor.get_output(i).numpy() for i in range(len(model.graph.output))])
+    return results
+
+
 def _input_names(model: onnx.ModelProto) -> list[str]:
     stored = {tensor.name for tensor in model.graph.initializer}
     return [value.name for value in model.graph.input if value.name not in stored]
@@ -103,23 +126,11 @@ def _input_names(model: onnx.ModelProto) -> list[str]:
 
 def _attempt(model: onnx.ModelProto, data_sets: Sequence, rtol: float, atol: float) -> tuple[str, str]:
     """Build and run a model, and compare with the outputs of the standard."""
-    import tvm
-    from tvm import relay
-    from tvm.contrib import graph_executor
-
-    names = _input_names(model)
     try:
-        shapes = {name: np.shape(value) for name, value in zip(names, data_sets[0][0])}
-        module, params = relay.frontend.from_onnx(model, shapes)
-        with tvm.transform.PassContext(config={"pimflow.verify": False}):  # the standard's values judge
-            library = relay.build(module, target="llvm+pim", params=params)
-        executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
-        for inputs, outputs in data_sets:
-            for name, value in zip(names, inputs):
-                executor.set_input(name, np.asarray(value))
-            executor.run()
-            for index, expected in enumerate(map(np.asarray, outputs)):
-                if difference := _difference(executor.get_output(index).numpy(), expected, rtol, atol):
+        results = _results(model, [inputs for inputs, _ in data_sets])
+        for values, (_, outputs) in zip(results, data_sets):
+            for index, (value, expected) in enumerate(zip(values, map(np.asarray, outputs))):
+                if difference := _difference(value, expected, rtol, atol):
                     return WRONG, f"output {index}: {difference}"
     except PimflowError as error:
         return REFUSED, str(error)
@@ -210,6 +221,32 @@ def table(counts: collections.Counter[str]) -> str:
     return "\n".join([*lines, f"| {OTHERS} | {counts[OTHERS]} | |"])
 
 
+def refusal_table(refused: dict[str, str]) -> str:
+    """A Markdown table of the sentences with which tests are refused; those that differ by names are one."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in sorted(refused.items()):
+        sentence = re.sub(r"^model '[^']*': ", "", reason)
+        groups.setdefault(re.sub(r"'[^']*'|\b\d+\b", "…", sentence), []).append(f"{name}|{sentence}")
+    lines = [
+        "What is refused, and with which sentence; those that differ by names and numbers are one row:",
+        "",
+    ]
+    lines += ["| tests | for example | refused with |", "|---|---|---|"]
+    for members in sorted(groups.values(), key=lambda group: (-len(group), group)):
+        name, _, sentence = members[0].partition("|")
+        cell = sentence.replace("|", "\\|")
+        lines.append(f"| {len(members)} | {name.removeprefix('test_')} | {cell} |")
+    return "\n".join(lines)
+
+
+def stored_outcomes(path: Path | None) -> dict[str, tuple[str, str]]:
+    """By test, the outcome and reason in a file that an earlier run wrote; empty without one."""
+    if path is None or not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {name: (kind, reason) for name, kind, reason in rows}
+
+
 def main() -> int:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -224,21 +261,34 @@ def main() -> int:
     parser.add_argument("--refused", action="store_true", help="print what is refused, and why")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of a test (default: %(default)s)")
+    parser.add_argument(
+        "--outcomes", type=Path, metavar="FILE", help="add outcomes to this file, and run only those it lacks"
+    )
     parser.add_argument("--update", type=Path, metavar="PAGE", help="write the table there too")
     args = parser.parse_args()
     names = [name for name in (stored_tests() if args.stored else node_tests()) if args.match in name]
-    counts: collections.Counter[str] = collections.Counter()
+    drawn = sample(names, args.sample or len(names), args.seed)
+    stored = stored_outcomes(args.outcomes)
+    found = {name: stored[name] for name in drawn if name in stored}
     for name, kind, reason in outcomes(
-        sample(names, args.sample or len(names), args.seed), args.jobs, args.seconds
+        [name for name in drawn if name not in found], args.jobs, args.seconds
     ):
-        counts[kind] += 1
+        found[name] = kind, reason
+        if args.outcomes:
+            with args.outcomes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, kind, reason]) + "\n")
+    for name, (kind, reason) in found.items():
         if kind in (WRONG, BROKEN) or (args.refused and kind == REFUSED):
             print(f"{kind}: {name}: {reason}", flush=True)
+    counts = collections.Counter(kind for kind, _ in found.values())
     text = table(counts)
     print(text)
     if args.update:
-        page = args.update.read_text(encoding="utf-8")
-        args.update.write_text(fill(page, "onnx stored" if args.stored else "onnx", text), encoding="utf-8")
+        page = fill(args.update.read_text(encoding="utf-8"), "onnx stored" if args.stored else "onnx", text)
+        if not args.stored:
+            refused = {name: reason for name, (kind, reason) in found.items() if kind == REFUSED}
+            page = fill(page, "onnx refused", refusal_table(refused))
+        args.update.write_text(page, encoding="utf-8")
     return int(bool(counts[WRONG] or counts[BROKEN]))
 
 

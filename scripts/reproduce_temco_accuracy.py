@@ -76,10 +76,10 @@ def passes_table(rows: Sequence[PassEffect], samples: int, steps: int) -> str:
             [row.network, " / ".join(row.original), *cells, f"{100 * (1 - sizes[1] / sizes[0]):.1f}"]
         )
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    bound = OUTPUT_BOUND["fp32"]
+    bound, requests = OUTPUT_BOUND["fp32"], ", ".join(dict.fromkeys(row.request for row in rows))
     verdict = "within" if max(row.difference for row in rows) <= bound else "NOT within"
     return (
-        f"{text}\n\n{samples:,} held-out pictures, {PICTURES} at once; {PAPER_REQUEST}, trained further for "
+        f"{text}\n\n{samples:,} held-out pictures, {PICTURES} at once; {requests}, trained further for "
         f"{steps} steps of {BATCH} pictures. Outputs with and without the passes, in fp32, over the largest: "
         f"{verdict} the bound of {bound:.0e}."
     )

@@ -17,6 +17,7 @@ PAGES = {
     "decomposition": "decomposition.md",
     "serving": "serving.md",
     "narrow": "results_narrow.md",
+    "taso": "results_taso.md",
 }
 INSTANCES = "memory-instances"  # in a folder that is not part of the repository
 FUSED = (
@@ -31,6 +32,7 @@ TABLES = {
     "occamy-times": ("reproduce_occamy.py", "--parts", "times"),
     "copies": ("compare_networks.py", "--copies"),
     "fuse": ("compare_networks.py", "--fuse", *FUSED),
+    "fuse-seconds": ("bench_compile.py", "mobilenet-v2", "resnet-50", "--fuse"),
     "choices": ("compare_choices.py",),
     "decomposition-pays": ("compare_choices.py", "--pays"),
     INSTANCES: ("bench_memory.py", "--seconds", "15"),
@@ -50,11 +52,15 @@ TABLES = {
     "devices-frugal": ("compare_devices.py", "frugal"),
     **{
         f"narrow-{name}": ("compare_published_narrow.py", name)
-        for name in ("lpddr5x", "registers", "phone", "groups")
+        for name in ("lpddr5x", "registers", "phone", "groups", "p3")
     },
+    "narrow-caches": ("bench_caches.py",),
+    "narrow-roundings": ("narrow_roundings.py",),
+    "taso-half": ("price_half_primitives.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),
     "temco-passes": ("reproduce_temco_accuracy.py", "--passes"),
+    "temco-unet": ("reproduce_temco_accuracy.py", "--passes", "--networks", "glyphs-unet", "tucker:0.5"),
     "temco-accuracy": ("reproduce_temco_accuracy.py", "--plot", "docs/temco_accuracy.svg"),
 }
 

@@ -235,9 +235,18 @@ class EncoderBuilder:
         return norm(f"{name}.output.norm", graph.add("Add", f"{name}.output.add", [narrow, middle]))
 
 
-def bert(
-    name: str, layers: int, width: int, heads: int, vocabulary: int, positions: int, length: int
-) -> onnx.ModelProto:
+@dataclass(frozen=True, kw_only=True)
+class EncoderSizes:
+    """Sizes of an encoder: layers, elements of a token, heads, word pieces, and positions that it knows."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    positions: int
+
+
+def bert(name: str, sizes: EncoderSizes, length: int) -> onnx.ModelProto:
     """An encoder of BERT's kind (arXiv 1810.04805) with embeddings and pooler, for `length` tokens.
 
     Norms follow the residual sums, the activation is the exact GELU, a key with mask 0 gets -10000
@@ -245,10 +254,11 @@ def bert(
     """
     names = ("input_ids", "token_type_ids", "attention_mask")
     graph = ZooGraphBuilder(dict.fromkeys(names, (1, length)), TensorProto.INT64)
-    encoder = EncoderBuilder(graph, width, heads)
-    hidden = graph.add("Gather", "embeddings.words", ["", "input_ids"], (vocabulary, width))
+    width = sizes.width
+    encoder = EncoderBuilder(graph, width, sizes.heads)
+    hidden = graph.add("Gather", "embeddings.words", ["", "input_ids"], (sizes.vocabulary, width))
     bounds = [graph.constant(n, [v], np.int64) for n, v in (("first", 0), ("length", length), ("rows", 0))]
-    place = graph.add("Slice", "embeddings.positions", ["", *bounds], (positions, width))
+    place = graph.add("Slice", "embeddings.positions", ["", *bounds], (sizes.positions, width))
     kind = graph.add("Gather", "embeddings.types", ["", "token_type_ids"], (2, width))
     hidden = graph.add("Add", "embeddings.add_types", [hidden, kind])
     hidden = encoder.norm("embeddings.norm", graph.add("Add", "embeddings.add_positions", [hidden, place]))
@@ -258,7 +268,7 @@ def bert(
     visible = graph.add("Where", "mask.added", [visible, zero, hide])
     mask = graph.add("Unsqueeze", "mask", [visible, graph.constant("axes", [1, 2], np.int64)])
 
-    for index in range(layers):
+    for index in range(sizes.layers):
         hidden = encoder.layer(f"layers.{index}", hidden, mask)
 
     first = graph.add("Gather", "pooler.first", [hidden, graph.constant("zeroth", 0, np.int64)], axis=1)
@@ -270,7 +280,8 @@ def bert(
 
 def bert_base() -> onnx.ModelProto:
     """BERT-base uncased for 128 tokens: arXiv 1810.04805, section 3; 30522 word pieces, 512 positions."""
-    return bert("bert-base", layers=12, width=768, heads=12, vocabulary=30522, positions=512, length=128)
+    sizes = EncoderSizes(layers=12, width=768, heads=12, vocabulary=30522, positions=512)
+    return bert("bert-base", sizes, length=128)
 
 
 def ssd_resnet50() -> onnx.ModelProto:

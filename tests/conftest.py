@@ -15,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
+import pimflow
 from pimflow import zoo
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # nohup, a job in the background
@@ -84,6 +85,14 @@ def zoo_generator():
 @pytest.fixture(scope="session")
 def small_bert(zoo_generator):
     """The generator's BERT with two layers of two heads of 16, for 8 tokens of 50; with weights."""
-    bert = zoo_generator["NETWORKS"]["bert-base"].__globals__["bert"]
-    graph = bert("bert-small", layers=2, width=32, heads=2, vocabulary=50, positions=16, length=8)
+    generator = zoo_generator["NETWORKS"]["bert-base"].__globals__
+    sizes = generator["EncoderSizes"](layers=2, width=32, heads=2, vocabulary=50, positions=16)
+    graph = generator["bert"]("bert-small", sizes, length=8)
     return zoo.load_model(zoo_generator["strip"](graph, "bert-small"))
+
+
+@pytest.fixture(scope="session")
+def compiled_toy(tmp_path_factory):
+    """The toy network, compiled with all defaults: its directory, which no test changes, and the result."""
+    directory = tmp_path_factory.mktemp("compiled") / "toy"
+    return directory, pimflow.compile("toy", directory)

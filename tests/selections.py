@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from papers.taso_instances import candidate, network, selection_problem
 from scipy import optimize, sparse
 
-from pimflow.core.candidate import Candidate
+from pimflow.core.candidate import Candidate, Footprint
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS
@@ -28,11 +28,12 @@ def problems(draw, memory_model: str, most: int = 5) -> SelectionProblem:
         inputs.append(tuple(draw(operands)))
     graph = network(inputs, draw(st.lists(st.sampled_from([16, 32, 64]), min_size=count, max_size=count)))
     sizes = st.integers(0, 40).map(lambda n: 100 * n)
+    footprints = st.builds(Footprint, workspace_bytes=sizes, filter_bytes=sizes)
     candidates = {}
     for region in graph.regions:
         drawn_fields = draw(
             st.lists(
-                st.tuples(*(st.sampled_from(LAYOUTS),) * 2, st.integers(1, 30).map(float), sizes, sizes),
+                st.tuples(*(st.sampled_from(LAYOUTS),) * 2, st.integers(1, 30).map(float), footprints),
                 min_size=1,
                 max_size=4,
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -371,12 +371,13 @@ def build_program(
 ) -> PimProgram:
     """A program over the caches of `layout`, from the command stream of each channel."""
     pim = layout.pim
+    activations = None if pim.activations == layout.dtype else pim.activations or None
     return PimProgram(
         region=name,
         pim=pim.name,
         pim_digest=pim.custom_digest,
         dtype=layout.dtype,
-        geometry=geometry,
+        geometry=replace(geometry, weights=pim.weights or None, activations=activations),
         pixel_begin=0,
         pixel_end=geometry.pixels,
         banks=layout.banks,

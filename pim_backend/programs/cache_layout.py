@@ -21,9 +21,11 @@ import numpy as np
 
 from pimflow.core.attention import Attention
 from pimflow.core.program import MemoryImage
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
+from pimflow.weight_types import WEIGHT_TYPES
 
 Index = Any  # an int, or an array of int64, which gives arrays
 
@@ -43,6 +45,8 @@ class CacheLayout(abc.ABC):
     ----------
     attention : Attention
         Its `keys` is the number of tokens that the cache has room for.
+    pim : PimSpec
+        The device as it is for the type of the cache (`cache_schedule.cache_device`).
     channels, spread : int
         PIM channels, and how many of them (a divisor) share each matrix and take turns with its tokens.
     row_begin : int
@@ -80,6 +84,12 @@ class CacheLayout(abc.ABC):
     def elements(self) -> int:
         """Elements of a column."""
         return self.pim.elements_per_column(self.dtype) // self.lanes
+
+    @property
+    def element_bits(self) -> int:
+        """Bits of an element of the cache."""
+        kind = self.pim.weights
+        return WEIGHT_TYPES[kind].bits if kind else ELEMENT_BYTES[self.dtype] * 8
 
     @property
     def buffer_columns(self) -> int:
@@ -128,7 +138,7 @@ class CacheLayout(abc.ABC):
             )
         room = pim.rows_per_bank - pim.row_base - self.row_begin
         if self.rows > room:
-            row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
+            row_bytes = pim.banks * pim.elements_per_row(self.dtype) * self.element_bits // 8
             token_bytes = self.rows * row_bytes * self.channels / a.keys
             raise InfeasibleError(
                 f"KV cache of {a.keys} tokens, {token_bytes:.0f} bytes a token for its {self.kind} alone, "

@@ -12,8 +12,14 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
+from pimflow.weight_types import plain_type
 
 Layout = TypeVar("Layout", bound=CacheLayout)
+
+
+def cache_device(pim: PimSpec, attention: Attention, dtype: str) -> PimSpec:
+    """The device as it is for the caches of `attention`; itself if it widens them."""
+    return pim.with_weights(plain_type(attention.cache_type), dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +50,18 @@ class ProductSchedule:
         pim: PimSpec,
         dtype: str,
         channels: int,
-        row_begin: int = 0,
     ) -> Layout:
-        """The layout of keys or values; `kind` is its class."""
+        """The layout of keys or values, from row 0 on, narrow if the device takes their type.
+
+        `kind` is its class.
+        """
         return kind(
             attention=attention,
-            pim=pim,
+            pim=cache_device(pim, attention, dtype),
             dtype=dtype,
             channels=channels,
             spread=self.spread,
             lanes=self.lanes,
-            row_begin=row_begin,
         )
 
     def attention_product(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.AttentionProduct:
@@ -121,12 +128,12 @@ class CacheSchedule:
             As `group`.
         """
         group, group_layouts = self.group(attention).with_full_cache(), []
+        keys = self.keys.layout(KeyLayout, group, pim, dtype, channels)
+        values = self.values.layout(ValueLayout, group, pim, dtype, channels)
         for _ in range(self.parts):
-            keys = self.keys.layout(KeyLayout, group, pim, dtype, channels, row_begin)
-            row_begin += keys.rows
-            values = self.values.layout(ValueLayout, group, pim, dtype, channels, row_begin)
-            row_begin += values.rows
-            group_layouts.append((keys, values))
+            value_begin = row_begin + keys.rows
+            group_layouts.append((replace(keys, row_begin=row_begin), replace(values, row_begin=value_begin)))
+            row_begin = value_begin + values.rows
         return tuple(group_layouts)
 
     def __str__(self) -> str:

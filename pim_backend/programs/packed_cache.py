@@ -12,6 +12,7 @@ from pimflow.core.attention import Attention
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import cache_device
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
 SIZES = ("batch", "heads", "kv_heads", "head_size", "value_size", "queries", "keys")  # of an attention
@@ -143,9 +144,12 @@ class PackedCache:
             table["attention"]["heads"] % table["attention"]["kv_heads"],
             options["channels"] % options["spread"],
         )
-        if any(uneven) or pim.elements_per_column(options["dtype"]) % options["lanes"]:
-            raise ValueError("heads, channels or lanes of a packed cache are not dealt evenly")
+        if any(uneven):
+            raise ValueError("heads or channels of a packed cache are not dealt evenly")
         attention = Attention.from_json(table["attention"])
+        pim = cache_device(pim, attention, options["dtype"])
+        if pim.elements_per_column(options["dtype"]) % options["lanes"]:
+            raise ValueError("lanes of a packed cache are not dealt evenly")
         groups = tuple(
             LAYOUTS[table["kind"]](
                 attention=attention.with_batch_and_heads(batch, kv_heads),

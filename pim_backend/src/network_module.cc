@@ -22,7 +22,7 @@ namespace ffi = tvm::ffi;
 
 // A process that has not imported pimflow prints the kind in its error about a missing loader.
 #define PIMFLOW_NETWORK_KIND "pimflow (import pimflow first)"
-constexpr uint64_t kMagic = 0x3130544e4d4950ull;  // "PIMNT01"
+constexpr uint64_t kNetworkMagic = 0x3130544e4d4950ull;  // "PIMNT01"
 constexpr int kPooled = 2;                        // VirtualMachine.POOLED_ALLOCATOR in TVM
 
 struct Input {
@@ -145,12 +145,12 @@ class ExecutorObj : public ffi::ModuleObj {
     }
     outputs_.clear();  // they lie in the pool of the last run, which this run reuses
     ffi::Any result;
-    static ffi::Function can_capture = ffi::Function::GetGlobalRequired("pimflow.runtime.can_capture_kernels");
-    const bool could_capture = can_capture().cast<bool>();
+    static ffi::Function can_capture_kernels = ffi::Function::GetGlobalRequired("pimflow.runtime.can_capture_kernels");
+    const bool could_capture = can_capture_kernels().cast<bool>();
     try {
       main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);
     } catch (const ffi::Error&) {
-      if (!could_capture || can_capture().cast<bool>()) throw;
+      if (!could_capture || can_capture_kernels().cast<bool>()) throw;
       main_.CallPacked(args.data(), static_cast<int32_t>(args.size()), &result);  // without CUDA graphs
     }
     if (auto tensor = result.try_cast<ffi::Tensor>()) {
@@ -205,7 +205,7 @@ class NetworkModuleObj : public ffi::ModuleObj {
 
   ffi::Bytes SaveToBytes() const final {
     Writer w;
-    w.Put(kMagic);
+    w.Put(kNetworkMagic);
     w.Put<uint64_t>(interface_.inputs.size());
     for (const Input& input : interface_.inputs) {
       w.PutAll(input.name);
@@ -221,7 +221,7 @@ class NetworkModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    if (r.Get<uint64_t>() != kMagic) {
+    if (r.Get<uint64_t>() != kNetworkMagic) {
       TVM_FFI_THROW(ArtifactError) << "a network of another version of pimflow: compile it again";
     }
     Interface interface;

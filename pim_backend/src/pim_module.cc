@@ -2,8 +2,8 @@
  * \brief Runtime module of compiled PIM regions: programs and bank contents, called by symbol.
  *
  * A region's function takes the layer's input, the initial values of its latches (unless the region has them), and
- * its output tensor, in fp32 or fp16, on the CPU or another device of TVM. It has the PIM device execute the
- * region's program. This device is the function "pimflow.simulators.execute". It works on fp32 in host memory, so
+ * its output tensor, in fp32 or fp16, on the CPU or another device of TVM. A program of integers may also take int8
+ * and give its sums, int32. It has the PIM device execute the region's program. This device is the function "pimflow.simulators.execute". It works on fp32 in host memory, so
  * other tensors are copied, and so is an input that the output would overwrite.
  *
  * The function of a product with a cache takes vectors, positions, caches in the layout of the banks, for each cache
@@ -42,7 +42,7 @@ namespace {
 namespace ffi = tvm::ffi;
 
 // "PIM10"; another number when a record that is stored changes: ProgramHeader, AppendSizes, those of products.cc.
-constexpr uint64_t kMagic = 0x30314d4950ull;
+constexpr uint64_t kProgramsMagic = 0x30314d4950ull;
 
 /*! \brief What a region's function passes to the device: its program and the contents of the banks. */
 struct Region {
@@ -254,15 +254,21 @@ ffi::Tensor ConcatenateChannels(const ffi::Tensor& input, const ffi::Tensor& add
   return vectors;
 }
 
+constexpr DLDataType kInt32{kDLInt, 32, 1};
+
+/*! \brief Run a program of integers: operand and sums are int32 on the CPU. */
+void SumIntegers(const Region& region, const ffi::Tensor& operand, const ffi::Tensor& sums) {
+  const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kInt32);
+  Execute(region.header, region.words, region.offsets, region.pages, region.table, operand, no_initial, sums);
+}
+
 /*! \brief Run a program of integers: its operand holds whole numbers as fp32, and its sums are scaled by output. */
 void ExecuteIntegers(const Region& region, const ffi::Tensor& operand, const ffi::Tensor& result) {
-  const DLDataType kInt32{kDLInt, 32, 1};
   const ffi::Tensor input = HostTensor(operand.shape(), kInt32), sums = HostTensor(result.shape(), kInt32);
-  const ffi::Tensor no_initial = HostTensor(ffi::Shape({0}), kInt32);
   const auto* from = reinterpret_cast<const float*>(DataBegin(operand));
   auto* to = static_cast<int32_t*>(input.data_ptr());
   for (int64_t i = 0; i < operand.numel(); ++i) to[i] = static_cast<int32_t>(std::nearbyint(from[i]));
-  Execute(region.header, region.words, region.offsets, region.pages, region.table, input, no_initial, sums);
+  SumIntegers(region, input, sums);
   const int64_t outputs = region.scales.numel();
   TVM_FFI_ICHECK(region.scales.dtype().code == kDLFloat && region.scales.dtype().bits == 32) << "scales are of fp32";
   TVM_FFI_ICHECK_EQ(result.numel() % outputs, 0) << "a region's result does not have its outputs";
@@ -270,6 +276,20 @@ void ExecuteIntegers(const Region& region, const ffi::Tensor& operand, const ffi
   const auto* sum = static_cast<const int32_t*>(sums.data_ptr());
   auto* out = reinterpret_cast<float*>(const_cast<char*>(DataBegin(result)));
   for (int64_t i = 0; i < result.numel(); ++i) out[i] = static_cast<float>(sum[i]) * scales[i % outputs];
+}
+
+/*! \brief Run a program of integers on int8, with sums of int32, which is what `y` is of. Returns operand and sums. */
+std::array<ffi::Tensor, 2> RunIntegers(const Region& region, const ffi::Tensor& x, const ffi::Tensor& y) {
+  const ffi::Tensor host = ToCpu(x), operand = HostTensor(x.shape(), kInt32), sums = HostTensor(y.shape(), kInt32);
+  const auto* from = reinterpret_cast<const int8_t*>(DataBegin(host));
+  std::copy_n(from, x.numel(), static_cast<int32_t*>(operand.data_ptr()));
+  SumIntegers(region, operand, sums);
+  CopyBetweenDevices(sums, y);
+  return {operand, sums};
+}
+
+bool IsOfType(const ffi::Tensor& tensor, uint8_t code, uint8_t bits) {
+  return tensor.dtype().code == code && tensor.dtype().bits == bits;
 }
 
 class PimModuleObj : public ffi::ModuleObj {
@@ -295,11 +315,19 @@ class PimModuleObj : public ffi::ModuleObj {
       if (adds && args.size() != 3) {
         TVM_FFI_THROW(TypeError) << "PIM region '" << name << "' takes an input, what it adds, and an output";
       }
+      if (args.size() == 2 && IsOfType(x, kDLInt, 8) && IsOfType(y, kDLInt, 32)) {
+        if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
+        const auto [operand, sums] = RunIntegers(*region, x, y);
+        if (auto observer = Observer::Instance().Get()) {
+          (*observer)(name, ffi::Array<ffi::Tensor>{operand, region->initial}, sums);
+        }
+        return;
+      }
       auto initial = takes_initial ? args[1].cast<ffi::Tensor>() : region->initial;
       auto added = adds ? args[1].cast<ffi::Tensor>() : x;
       for (const ffi::Tensor& tensor : {x, added, initial, y}) {
-        TVM_FFI_ICHECK(tensor.dtype().code == kDLFloat && (tensor.dtype().bits == 32 || tensor.dtype().bits == 16))
-            << "PIM region '" << name << "' takes tensors of fp32 or fp16";
+        TVM_FFI_ICHECK(IsOfType(tensor, kDLFloat, 32) || IsOfType(tensor, kDLFloat, 16))
+            << "PIM region '" << name << "' takes tensors of fp32 or fp16, or int8 and gives int32";
       }
       if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();  // else Ctrl-C waits for the last region
       const bool in_place = IsHostFloat32(y);
@@ -330,7 +358,7 @@ class PimModuleObj : public ffi::ModuleObj {
 
   ffi::Bytes SaveToBytes() const final {
     Writer w;
-    w.Put(kMagic);
+    w.Put(kProgramsMagic);
     w.Put<uint64_t>(regions.size());
     for (auto [name, region] : regions) {
       w.PutAll(name);
@@ -348,7 +376,7 @@ class PimModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    if (r.Get<uint64_t>() != kMagic) {
+    if (r.Get<uint64_t>() != kProgramsMagic) {
       TVM_FFI_THROW(ArtifactError) << "PIM regions of another version of pimflow: compile the network again";
     }
     auto module = ffi::make_object<PimModuleObj>();

@@ -2,13 +2,12 @@
  * \brief Weights in host memory, and copies of them to their places in the pool during an inference.
  *
  * On the CPU a second thread makes the copies that are begun ahead, in order, as a queue of a device would. Copies to
- * another device are made by TVM in the order of its kernels, when they are begun.
+ * CUDA begin in page-locked memory and have streams of their own (`device_copies.h`). Copies to any other device are
+ * made by TVM in the order of its kernels, when they are begun.
  *
  * A module holds the weights of a network. A library that `network_module.store` writes has their values apart from
  * the module, under a symbol of their own: they are read where the library is mapped, and take no memory of the heap.
  */
-#include <dlfcn.h>
-#include <link.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/module.h>
@@ -24,12 +23,15 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "device_copies.h"
 #include "host_tensors.h"
+#include "loaded_symbol.h"
 #include "serial.h"
 #include "tensor_serial.h"
 
@@ -40,10 +42,11 @@ namespace ffi = tvm::ffi;
 
 bool IsOnCpu(const ffi::Tensor& tensor) { return tensor.device().device_type == kDLCPU; }
 
-void CopyWeight(ffi::Tensor weight, ffi::Tensor place) {
-  TVM_FFI_ICHECK_EQ(Bytes(weight), Bytes(place)) << "a weight does not fit its place";
-  if (IsOnCpu(weight) && IsOnCpu(place)) {
+void CopyWeight(const ffi::Tensor& weight, const ffi::Tensor& place) {
+  if (IsOnCpu(place)) {
     std::memcpy(const_cast<char*>(DataBegin(place)), DataBegin(weight), Bytes(weight));
+  } else if (HasStreams(place)) {
+    CopyInOrder(weight, place);
   } else {
     CopyBetweenDevices(weight, place);
   }
@@ -121,20 +124,25 @@ class CopyQueue {
 };
 
 /*! \brief Begin a copy that `AwaitWeightCopy` waits for. */
-void BeginWeightCopy(ffi::Tensor weight, ffi::Tensor place) {
-  TVM_FFI_ICHECK_EQ(Bytes(weight), Bytes(place)) << "a weight does not fit its place";
-  if (IsOnCpu(weight) && IsOnCpu(place)) {
+void BeginWeightCopy(const ffi::Tensor& weight, const ffi::Tensor& place) {
+  if (IsOnCpu(place)) {
     CopyQueue::Instance().Begin(weight, place);
+  } else if (HasStreams(place)) {
+    CopyStreams::Instance().Begin(weight, place);
   } else {
     CopyBetweenDevices(weight, place);
   }
 }
 
 void AwaitWeightCopy(ffi::Tensor place) {
-  if (IsOnCpu(place)) CopyQueue::Instance().Await(place);
+  if (IsOnCpu(place)) {
+    CopyQueue::Instance().Await(place);
+  } else if (HasStreams(place)) {
+    CopyStreams::Instance().Await(place);
+  }
 }
 
-constexpr uint64_t kMagic = 0x3130545745494d50ull;  // "PMIEWT01"
+constexpr uint64_t kWeightsMagic = 0x3130545745494d50ull;  // "PMIEWT01"
 constexpr int64_t kAlignment = 64;                // of the values of each weight, from the symbol on
 
 /*! \brief Memory of a loaded library, which stays loaded as long as a tensor lies there. */
@@ -146,27 +154,10 @@ struct LibraryMemory {
   const char* data;
 };
 
-/*! \brief The loaded library that defines `symbol`, and where; null if there is none. */
-std::pair<std::shared_ptr<void>, const char*> FindSymbol(const std::string& symbol) {
-  std::vector<std::string> paths;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* names) {
-        static_cast<std::vector<std::string>*>(names)->emplace_back(info->dlpi_name);
-        return 0;
-      },
-      &paths);
-  for (auto path = paths.rbegin(); path != paths.rend(); ++path) {  // the one that is being loaded is the last
-    void* handle = path->empty() ? nullptr : dlopen(path->c_str(), RTLD_LAZY | RTLD_NOLOAD);
-    if (handle == nullptr) continue;
-    std::shared_ptr<void> library(handle, dlclose);
-    if (const void* data = dlsym(handle, symbol.c_str())) return {library, static_cast<const char*>(data)};
-  }
-  return {nullptr, nullptr};
-}
-
 class WeightsModuleObj : public ffi::ModuleObj {
  public:
-  explicit WeightsModuleObj(std::vector<ffi::Tensor> weights) : weights_(std::move(weights)) {}
+  explicit WeightsModuleObj(std::vector<ffi::Tensor> weights)
+      : weights_(std::move(weights)), locked_(weights_.size()) {}
 
   const char* kind() const final { return "pimflow_weights"; }
   int GetPropertyMask() const final { return ffi::Module::kBinarySerializable | ffi::Module::kRunnable; }
@@ -177,13 +168,14 @@ class WeightsModuleObj : public ffi::ModuleObj {
     if (!begins && name != "pimflow.copy_weight") return std::nullopt;
     auto self = ffi::GetObjectPtr<WeightsModuleObj>(this);
     return ffi::Function::FromTyped([self, begins](int64_t index, ffi::Tensor place) {
-      (begins ? BeginWeightCopy : CopyWeight)(self->weights_.at(index), place);
+      TVM_FFI_ICHECK_EQ(Bytes(self->weights_.at(index)), Bytes(place)) << "a weight does not fit its place";
+      (begins ? BeginWeightCopy : CopyWeight)(self->Source(index, place), place);
     });
   }
 
   ffi::Bytes SaveToBytes() const final {
     Writer w;
-    w.Put(kMagic);
+    w.Put(kWeightsMagic);
     w.PutAll(symbol_);
     w.Put<uint64_t>(weights_.size());
     for (const ffi::Tensor& weight : weights_) {
@@ -198,7 +190,7 @@ class WeightsModuleObj : public ffi::ModuleObj {
 
   static ffi::Module LoadFromBytes(const ffi::Bytes& bytes) {
     Reader r(bytes);
-    if (r.Get<uint64_t>() != kMagic) {
+    if (r.Get<uint64_t>() != kWeightsMagic) {
       TVM_FFI_THROW(ArtifactError) << "weights of another version of pimflow: compile the network again";
     }
     std::string symbol;
@@ -245,9 +237,20 @@ class WeightsModuleObj : public ffi::ModuleObj {
   }
 
  private:
+  /*! \brief The weight, for a device with streams in page-locked memory, where it stays from its first copy on. */
+  ffi::Tensor Source(int64_t index, const ffi::Tensor& place) {
+    if (!HasStreams(place)) return weights_.at(index);
+    const std::lock_guard<std::mutex> guard(locking_);
+    std::optional<ffi::Tensor>& locked = locked_.at(index);
+    if (!locked) locked = PageLocked(weights_.at(index));
+    return *locked;
+  }
+
   static uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   std::vector<ffi::Tensor> weights_;
+  std::mutex locking_;
+  std::vector<std::optional<ffi::Tensor>> locked_;  // by weight, its page-locked copy
   std::string symbol_;  // of the values, if they are stored apart
 };
 

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from pimflow.tvm_extension import install as _tvm_extension
 
 if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and editors
-    from pimflow.commands.compile.channel_counts import choose_channels
     from pimflow.commands.compile.compile import Compiled, compile
-    from pimflow.commands.compile.copy_distances import choose_copy_ahead
     from pimflow.commands.compile.pareto import pareto
     from pimflow.commands.compile.relax_pipeline import relax_pipeline
+    from pimflow.commands.compile.system_choices import choose_channels, choose_copy_ahead
     from pimflow.commands.compile.timeline import trace_plan
     from pimflow.commands.compile.torch_backend import torch_backend
     from pimflow.commands.fuse.fuse import fuse, fuse_decomposed
@@ -57,9 +56,8 @@ if _TYPE_CHECKING:  # the names of `_NAMES_BY_MODULE`, for type checkers and edi
 
 # By module, the public names that come from it; ``public=name`` if the name differs there.
 _NAMES_BY_MODULE = {
-    "pimflow.commands.compile.channel_counts": "choose_channels",
+    "pimflow.commands.compile.system_choices": "choose_channels choose_copy_ahead",
     "pimflow.commands.compile.compile": "Compiled compile",
-    "pimflow.commands.compile.copy_distances": "choose_copy_ahead",
     "pimflow.commands.memory.decompose": "export_decomposed",
     "pimflow.commands.fuse.fuse": "fuse fuse_decomposed",
     "pimflow.commands.generate.generate": "generate",
@@ -93,9 +91,9 @@ _LAZY = {
 
 __all__ = [  # explicit, for type checkers
     "choose_channels",
+    "choose_copy_ahead",
     "Compiled",
     "compile",
-    "choose_copy_ahead",
     "export_decomposed",
     "fuse",
     "fuse_decomposed",

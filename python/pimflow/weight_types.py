@@ -163,6 +163,8 @@ def _round_away(values: np.ndarray) -> np.ndarray:
     return np.trunc(values + np.copysign(np.float32(0.5), values))
 
 
+CACHE_TYPES = ("int8", "int4")  # of the integers in which keys and values may be stored
+CACHE_SCALE_BYTES = 2  # of the scale of a key or value, one a token and head, in fp16
 GROUPS = (32, 64, 128)  # inputs that share a scale in GPTQ's and AWQ's files
 _TYPES = (
     WeightType(name="fp16", bits=16, rounding=_half),
@@ -174,6 +176,8 @@ _TYPES = (
     WeightType(name="q8_0", bits=8, block=32, scale_bytes=2, rounding=_q8_0),
     WeightType(name="q4_0", bits=4, block=32, scale_bytes=2, rounding=_q4_0),
     WeightType(name="q4_k", bits=4, block=256, scale_bytes=16, rounding=_q4_k),
+    # integers alone, of caches: their scales lie apart, and are applied to vectors and results
+    *(WeightType(name=f"plain_{name}", bits=bits) for name, bits in (("int8", 8), ("int4", 4))),
     # read in GGUF files, by the library gguf
     WeightType(name="q4_1", bits=4, block=32, scale_bytes=4),
     WeightType(name="q5_0", bits=5, block=32, scale_bytes=2),
@@ -198,6 +202,21 @@ WEIGHT_TYPES = {weight_type.name: weight_type for weight_type in _TYPES}
 # Those that drawn and trained weights of the zoo can be stored in.
 INTEGERS = ("int4", "int8")  # those of activations too: integers with one scale an output, or a token
 WRITTEN_TYPES = tuple(weight_type.name for weight_type in _TYPES if weight_type.rounding)
+
+
+def plain_type(cache_type: str | None) -> str | None:
+    """The type, of `WEIGHT_TYPES`, of the integers of a cache of one of `CACHE_TYPES`; None for none."""
+    return f"plain_{cache_type}" if cache_type else None
+
+
+def cache_bytes(cache_type: str, elements: int, vectors: int, element_bytes: int) -> int:
+    """Bytes of keys and values of so many elements, in so many vectors of a token and head.
+
+    Those of a network whose caches have no type of their own take `element_bytes` an element.
+    """
+    if not cache_type:
+        return elements * element_bytes
+    return elements * WEIGHT_TYPES[cache_type].bits // 8 + vectors * CACHE_SCALE_BYTES
 
 
 def group_type(bits: int, group: int, *, zeros: bool) -> str:

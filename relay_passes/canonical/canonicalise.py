@@ -24,7 +24,12 @@ from pimflow.relay_passes.canonical.recognise_group_norm import RecogniseGroupNo
 from pimflow.relay_passes.canonical.single_results import SingleResults
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
-from pimflow.relay_passes.flat import layer_names, main_bindings, operator, rebuild
+from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    main_bindings,
+    operator,
+    rebuild,
+)
 
 ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 
@@ -111,7 +116,7 @@ class Canonicalise:
         if len(anchors) != len(names):
             return mod  # a layer was folded away or merged: the names no longer line up
         renamed = dict(zip(anchors, names))
-        layers = layer_names(mod)
+        layers = LAYER_NAMES.read(mod)
         self.pushed_biases |= {
             layers.get(n, n): pushed[v.name] for v, n in renamed.items() if v.name in pushed
         }

@@ -12,7 +12,12 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.attention import NAME, attention_from_call, attention_function
+from pimflow.relay_passes.attention import (
+    NAME,
+    attention_from_call,
+    attention_function,
+    cache_operands,
+)
 from pimflow.relay_passes.caches import IN_PLACE, append_in_place, append_operands
 from pimflow.relay_passes.canonical.attention_masks import before_moves
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unique_name, use_counts
@@ -100,7 +105,8 @@ def _move_appends_to_attention(mod: tvm.IRModule) -> tvm.IRModule:
     for binding in bindings:
         if binding.var in appends:
             continue
-        read = [] if attention_from_call(mod, binding.value) is None else binding.value.args[1:3]
+        attention = attention_from_call(mod, binding.value)
+        read = [] if attention is None else cache_operands(attention, binding.value)
         moved += [appends.pop(var) for var in dict.fromkeys(read) if var in appends]
         moved.append(binding)
     if appends:  # a cache that no attention reads

@@ -33,7 +33,7 @@ from pimflow.relay_passes.canonical.attention_operands import (
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.canonical.softmax_sinks import softmax_with_sinks
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, operator, rebuild, shape, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -52,7 +52,8 @@ class RecogniseAttention:
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         values = {binding.var: binding.value for binding in main_bindings(mod)}
-        finder = _AttentionFinder(values, use_counts(mod))
+        cache_type = next(iter(CACHE_TYPES.read(mod).values()), "")  # all caches have one
+        finder = _AttentionFinder(values, use_counts(mod), cache_type)
         matches = {var: match for var in values if (match := finder.match(var)) is not None}
         if not matches:
             return mod
@@ -88,6 +89,9 @@ class _AttentionMatch:
         The scores that no key stands for, one for each head.
     guarded : bool
         Whether queries from which a mask hides all keys give zeros.
+    scales : tuple of AttentionOperand
+        Those of keys and of values, [batch, kv_heads, keys, 1], of caches of a narrow type; None for what are
+        no such scales.
     """
 
     attention: Attention
@@ -95,6 +99,7 @@ class _AttentionMatch:
     masks: tuple[MaskTerm, ...]
     guarded: bool
     sinks: relax.Expr | None = None
+    scales: tuple[AttentionOperand | None, ...] = ()
 
     def call(
         self,
@@ -113,6 +118,7 @@ class _AttentionMatch:
         if self.sinks is not None:
             sinks = var_remap.get(self.sinks, self.sinks)
             operands.append(builder.emit(relax.op.reshape(sinks, (1, self.attention.heads, 1, 1))))
+        operands += [scale.emit(builder, var_remap) for scale in self.scales]
         function = attention_function(self.attention, () if mask is None else shape(mask))
         result = builder.emit(relax.Call(builder.add_func(function, NAME), operands), name_hint=name)
         if visibility is None:
@@ -130,26 +136,48 @@ class _ScoreChain:
         The first product.
     masks : list of tuple
         Masks that are added: each (mask,), or the operands (condition, mask, mask) of a ``where``.
+    scales : Var, optional
+        Scales of keys by which the product is multiplied.
     """
 
     product: relax.Call | None = None
     scale: float = 1.0
     softcap: float = 0.0
     masks: list[tuple[relax.Expr, ...]] = field(default_factory=list)
+    scales: relax.Var | None = None
 
 
 class _AttentionFinder:
     """Looks for attention in a flat module."""
 
-    def __init__(self, values: Values, counts: Mapping[relax.Var, int]):
-        self.values, self.counts = values, counts
+    def __init__(self, values: Values, counts: Mapping[relax.Var, int], cache_type: str):
+        self.values, self.counts, self.cache_type = values, counts, cache_type
 
     def match(self, var: relax.Var) -> _AttentionMatch | None:
         """The attention of which `var` is the second product; None if it is no such product."""
         value = self.values[var]
         if operator(value) != "matmul" or not all(isinstance(operand, relax.Var) for operand in value.args):
             return None
-        softmax, readers = self._skip_reshapes(value.args[0]), 1
+        weights = self._skip_reshapes(value.args[0])
+        scaled = self._split_scales(weights)
+        if scaled is None:
+            found = self._match_softmax(weights, value)
+            return None if found is None or found.scales else found
+        found = self._match_softmax(self._skip_reshapes(scaled[0]), value)
+        if found is None or not found.scales:
+            return None
+        scales = (*found.scales, self._scale_operand(scaled[1]))
+        attention = replace(found.attention, cache_type=self.cache_type)
+        if any(
+            scale is None or math.prod(scale.dims) != math.prod(attention.scale_shape) for scale in scales
+        ):
+            return None
+        scales = tuple(_with_shape(scale, attention.scale_shape) for scale in scales)
+        return replace(found, attention=attention, scales=scales)
+
+    def _match_softmax(self, softmax: relax.Expr | None, value: relax.Call) -> _AttentionMatch | None:
+        """The match of `softmax` in front of the second product `value`, with scales of keys; else None."""
+        readers = 1
         if (with_sinks := softmax_with_sinks(softmax, self.values, self.counts)) is not None:
             return self._match_with_sinks(value, *with_sinks)
         if (guarded := guarded_softmax(softmax, self.values, self.counts)) is not None:
@@ -226,7 +254,27 @@ class _AttentionFinder:
         attention, terms = with_constant_masks(attention, terms)
         dims_of = ((q, attention.query_shape), (k, attention.key_shape), (v, attention.value_shape))
         operands = tuple(_with_shape(operand, required_dims) for operand, required_dims in dims_of)
-        return _AttentionMatch(attention=attention, operands=operands, masks=tuple(terms), guarded=False)
+        scales = () if scores.scales is None else (self._scale_operand(scores.scales),)
+        return _AttentionMatch(
+            attention=attention, operands=operands, masks=tuple(terms), guarded=False, scales=scales
+        )
+
+    def _split_scales(self, value: relax.Expr | None) -> tuple[relax.Var, relax.Var] | None:
+        """What `value` multiplies by scales of a narrow cache, and these scales; None if it does not."""
+        if not self.cache_type or operator(value) != "multiply":
+            return None
+        x, scales = value.args
+        if not all(isinstance(operand, relax.Var) for operand in value.args) or shape(x) != shape(value):
+            return None
+        return (x, scales) if shape(scales)[-1] == shape(x)[-1] else None
+
+    def _scale_operand(self, scales: relax.Var) -> AttentionOperand | None:
+        """Scales of a cache [batch, kv_heads, keys, 1] that are read as `scales` [batch, heads, 1, keys]."""
+        if len(shape(scales)) < 3 or shape(scales)[-2] != 1:
+            return None
+        return cache_operand(
+            scales, self.values, matrices=shape(scales)[:-2], heads_per_matrix=1, transposed=True
+        )
 
     def _sole(self, expr: relax.Expr, readers: int = 1) -> relax.Expr | None:
         """The value of a variable with exactly `readers` readers; else None."""
@@ -264,6 +312,9 @@ class _AttentionFinder:
                     scores.scale *= scaled[1]
                     value = self._sole(scaled[0])
                 masked = False
+            elif scores.scales is None and (of_keys := self._split_scales(value)) is not None:
+                scores.scales, masked = of_keys[1], False
+                value = self._sole(of_keys[0])
             elif masked and (parts := self._split_mask(value)) is not None:
                 scores.masks.append(parts[1])
                 value = self._sole(parts[0])

@@ -12,6 +12,7 @@ from pimflow.primitives.layer import BLOCK
 from pimflow.relay_passes.flat import operator, rebuild, shape
 from pimflow.relay_passes.operators import BINARY, POOL, REDUCE, UNARY
 
+_QUANTISERS = ("quantize", "dequantize")  # of one scale, or of one for each index along an axis
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
@@ -179,7 +180,9 @@ def _call_in_layout(
     if kind == "concat" and isinstance(value.args[0], relax.Tuple):
         fields = [to_layout(f) for f in value.args[0].fields]
         return None if None in fields else _concat_in_layout(layout, fields, int(value.attrs.axis))
-    if kind not in (*UNARY, *REDUCE, *POOL) or not isinstance(value.args[0], relax.Var):
+    if kind not in (*UNARY, *REDUCE, *POOL, *_QUANTISERS, "astype", "nn.pad") or not isinstance(
+        value.args[0], relax.Var
+    ):
         return None
     if kind in POOL:
         x = (
@@ -194,8 +197,12 @@ def _call_in_layout(
             return None
         x = to_layout(value.args[0])
         return None if x is None else getattr(relax.op, kind)(x, axis=axes, keepdims=True)
-    axes = layout.axes([int(value.attrs.axis)]) if kind == "nn.prelu" else []
+    if kind == "nn.pad":
+        return _pad_in_layout(layout, value, to_layout)
+    axes = layout.axes([int(value.attrs.axis)]) if kind in ("nn.prelu", *_QUANTISERS) else []
     x = None if axes is None else to_layout(value.args[0])
+    if x is not None and axes and kind in _QUANTISERS:
+        return getattr(relax.op, kind)(x, *value.args[1:], axis=axes[0], out_dtype=value.attrs.out_dtype)
     if x is None or kind != "nn.prelu":
         return None if x is None else relax.Call(value.op, [x, *value.args[1:]], value.attrs, value.ty_args)
     return relax.op.nn.prelu(x, value.args[1], axes[0])
@@ -235,6 +242,24 @@ def _pool_in_layout(layout: _PermutedLayout | _BlockedLayout, value: relax.Call,
     return pool(x, *window, attrs.ceil_mode, attrs.count_include_pad, layout.name)
 
 
+def _pad_in_layout(
+    layout: _PermutedLayout | _BlockedLayout,
+    value: relax.Call,
+    to_layout: Callable[[relax.Expr], relax.Expr | None],
+) -> relax.Call | None:
+    """A padding by one number in the target layout; None for other paddings, and for blocks of channels."""
+    if layout.steps > 1 or str(value.attrs.pad_mode) != "constant":
+        return None
+    x = to_layout(value.args[0])
+    if x is None:
+        return None
+    ends = [int(width) for width in value.attrs.pad_width]
+    widths = [0] * len(ends)
+    for axis, target in enumerate(layout.axes(range(4)) or ()):
+        widths[2 * target : 2 * target + 2] = ends[2 * axis : 2 * axis + 2]
+    return relax.op.nn.pad(x, widths, "constant", float(value.attrs.pad_value))
+
+
 def _concat_in_layout(
     layout: _PermutedLayout | _BlockedLayout, fields: list[relax.Expr], axis: int
 ) -> relax.Call:
@@ -255,7 +280,7 @@ def _operand(
     array = expr.value.numpy()
     if array.ndim == 0:
         return expr
-    if array.ndim < 4 and layout.source_layout == "NHWC":  # it broadcasts along the last axes of NHWC
+    if array.ndim < 4:  # it broadcasts along the last axes
         array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     converted = layout.constant(array) if array.ndim == 4 else None
     return None if converted is None else relax.const(np.ascontiguousarray(converted))

@@ -13,16 +13,14 @@ from pimflow.core.chains import LayerChain, Link, Upsampling, is_decomposable
 from pimflow.core.region import ConvGeometry
 from pimflow.relay_passes.canonical.subpixel_convolution import crop, depth_to_space, upsamplings
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     unique_name,
-    with_layer_names,
-    with_roles,
 )
 from pimflow.relay_passes.regions.extract_regions import layer_geometry
 
@@ -56,7 +54,7 @@ def decomposable_layers(mod: tvm.IRModule) -> list[DecomposableLayer]:
     These are convolutions with more channels than groups, transposed ones among them, and products with
     constant matrices. Layers of decomposed chains, which have a role, are not among them.
     """
-    layers, layer_roles, spread_over = [], roles(mod), upsamplings(mod)
+    layers, layer_roles, spread_over = [], LAYER_ROLES.read(mod), upsamplings(mod)
     for binding in main_bindings(mod):
         layer = _layer(mod, binding)
         if layer is not None and layer.name not in layer_roles and is_decomposable(layer.geometry):
@@ -96,7 +94,7 @@ class Decompose:
     ``matmul(x, w) -> matmul(matmul(x, fconv), lconv)``,
     ``crop(spread(conv2d(x, w))) -> conv2d(crop(spread(conv2d(conv2d(x, fconv), core))), lconv)`` of a
     transposed convolution (`SubpixelConvolution`); of layer ``a``, the new ones are called
-    ``a.fconv``, ``a.core``, ``a.lconv``, and have these roles (`flat.roles`).
+    ``a.fconv``, ``a.core``, ``a.lconv``, and have these roles (`flat.LAYER_ROLES`).
     Preserves: values up to the error of the decomposition, shapes, names of all other layers.
     """
 
@@ -105,7 +103,7 @@ class Decompose:
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
-        names, role_of = layer_names(mod), roles(mod)
+        names, role_of = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
         bound = [b.var for b in main_bindings(mod)] + list(mod["main"].params)
         variables, layers = {v.name for v in bound}, {layer_name(mod, v) for v in bound}
         sources = {b.var: b.value for b in main_bindings(mod)}
@@ -137,7 +135,7 @@ class Decompose:
             return x
 
         new = rebuild(mod, rewrite)
-        return with_roles(with_layer_names(new, names), role_of) if role_of else new
+        return LAYER_ROLES.attach(LAYER_NAMES.attach(new, names), role_of) if role_of else new
 
 
 def _convolution(x: relax.Expr, link: Link) -> relax.Call:

@@ -10,16 +10,14 @@ from tvm import relax
 
 from pimflow.relay_passes.decomposition.branches import Branch, ChannelwiseOperator, is_pointwise
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     use_counts,
-    with_layer_names,
-    with_roles,
 )
 
 
@@ -40,7 +38,7 @@ class FoldLconvs:
         sites = _sites(mod)
         if not sites:
             return mod
-        names, role_of = layer_names(mod), roles(mod)
+        names, role_of = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
         lconvs = {site.lconv for site in sites.values()}
         lconv_inputs: dict[relax.Var, relax.Expr] = {}  # by lconv, its input in the new module
 
@@ -62,7 +60,7 @@ class FoldLconvs:
             return builder.emit(relax.op.add(conv, bias), name_hint=f"{var.name}_bias")
 
         new = rebuild(mod, rewrite)
-        return with_roles(with_layer_names(new, names), role_of)
+        return LAYER_ROLES.attach(LAYER_NAMES.attach(new, names), role_of)
 
 
 def fold_sites(mod: tvm.IRModule) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ class _FoldSite:
 
 def _sites(mod: tvm.IRModule) -> dict[relax.Var, _FoldSite]:
     """The sites that the pass folds, by variable of the fconv."""
-    bindings, names, role_of = main_bindings(mod), layer_names(mod), roles(mod)
+    bindings, names, role_of = main_bindings(mod), LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
     role = {b.var: role_of.get(names.get(b.var.name, b.var.name), "") for b in bindings}
     counts, values, sites = use_counts(mod), {b.var: b.value for b in bindings}, {}
     for var, value in values.items():

@@ -16,18 +16,16 @@ from pimflow.relay_passes.decomposition.branches import (
     sum_branches,
 )
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     emit_as,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     unique_name,
     use_counts,
-    with_layer_names,
-    with_roles,
 )
 
 
@@ -63,7 +61,7 @@ def merge_sites(mod: tvm.IRModule) -> tuple[str, ...]:
 
 
 def _merge(mod: tvm.IRModule, selected: Collection[str] | None) -> tuple[tvm.IRModule, list[str]]:
-    counts, names, role_of = use_counts(mod), layer_names(mod), roles(mod)
+    counts, names, role_of = use_counts(mod), LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
     used_names = {layer_name(mod, b.var) for b in main_bindings(mod)}
     sites: list[str] = []
     branches: dict[relax.Var, Branch] = {}  # by result, the branch that ends there and has no other reader
@@ -109,7 +107,7 @@ def _merge(mod: tvm.IRModule, selected: Collection[str] | None) -> tuple[tvm.IRM
         return new
 
     new = rebuild(mod, rewrite)
-    return (with_roles(with_layer_names(new, names), role_of) if role_of else new), sites
+    return (LAYER_ROLES.attach(LAYER_NAMES.attach(new, names), role_of) if role_of else new), sites
 
 
 def _extend_branch(

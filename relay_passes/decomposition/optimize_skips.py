@@ -12,18 +12,16 @@ from tvm import relax
 from pimflow.core.liveness import Liveness
 from pimflow.relay_passes.decomposition.layer_flops import layer_flops
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     emit_as,
     layer_name,
-    layer_names,
     main_attribute,
     main_bindings,
     rebuild,
-    roles,
     substitute,
     tensor_bytes,
     unique_name,
-    with_layer_names,
-    with_roles,
 )
 
 # A tensor counts as a skip connection if more operators than these lie between two of its uses. The paper
@@ -86,7 +84,7 @@ def skips(
         By name of an ``lconv``, the operations of the layer before decomposition; those of the ``lconv`` if
         it is missing.
     """
-    if "lconv" not in roles(mod).values():
+    if "lconv" not in LAYER_ROLES.read(mod).values():
         return ()
     program = _SkipAnalysis(mod)
     restores, restorable = _restores(program), []
@@ -109,7 +107,7 @@ class _SkipAnalysis:
     """The bindings of ``main`` as steps."""
 
     def __init__(self, mod: tvm.IRModule):
-        self.mod, self.roles = mod, roles(mod)
+        self.mod, self.roles = mod, LAYER_ROLES.read(mod)
         self.bindings = main_bindings(mod)
         self.params = list(mod["main"].params)
         self.value = {b.var: b.value for b in self.bindings}
@@ -232,7 +230,7 @@ def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
         for use in skip.uses:
             skips_by_use.setdefault(use, []).append(skip)
     values = {b.var.name: (b.var, b.value) for b in main_bindings(mod)}
-    names, role_of, copies = layer_names(mod), roles(mod), copy_sources(mod)
+    names, role_of, copies = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod), copy_sources(mod)
     used_names = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
     var_remap: dict[relax.Var, relax.Expr] = {}  # by variable of `mod`, its replacement in the result
     latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that later operators read
@@ -265,6 +263,6 @@ def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
         var_remap[var] = emit_as(builder, var, value)
         return var_remap[var]
 
-    new = with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+    new = LAYER_ROLES.attach(LAYER_NAMES.attach(rebuild(mod, rewrite), names), role_of)
     new["main"] = new["main"].with_attr(COPY_SOURCES, copies)
     return new

@@ -12,16 +12,14 @@ from tvm.relax import op
 
 from pimflow.relay_passes.canonical.subpixel_convolution import PHASES_TO_PIXELS
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     substitute,
-    with_layer_names,
-    with_roles,
 )
 from pimflow.relay_passes.kernels.fuse_groups import RunGraph
 from pimflow.relay_passes.operators import POOL
@@ -46,7 +44,7 @@ class SeparatePhases:
         runs = {run.last.var: run for run in _runs(mod)}
         if not runs:
             return mod
-        names, role_of = layer_names(mod), roles(mod)
+        names, role_of = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
 
         operands: dict[relax.Var, relax.Expr] = {}  # by convolution, its operand over new variables
 
@@ -73,7 +71,7 @@ class SeparatePhases:
             moved = builder.emit(op.permute_dims(blocks, [0, 1, 3, 2, 4, 5]))
             return op.reshape(moved, (n, h * run.rows, w * run.columns, c))
 
-        return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+        return LAYER_ROLES.attach(LAYER_NAMES.attach(rebuild(mod, rewrite), names), role_of)
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,17 @@ from tvm import relax
 from pimflow.relay_passes.decomposition.branches import ChannelwiseOperator
 from pimflow.relay_passes.decomposition.live_bound import LiveBound
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     cached_by_module,
     emit_as,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     unique_name,
     use_counts,
-    with_layer_names,
-    with_roles,
 )
 
 
@@ -103,7 +101,7 @@ def unsplit_elements(mod: tvm.IRModule) -> dict[str, int]:
 
 
 def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
-    names, role_of, counts = layer_names(mod), roles(mod), use_counts(mod)
+    names, role_of, counts = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod), use_counts(mod)
     bound = {b.var for b in main_bindings(mod)}
     used_names = {names.get(var.name, var.name) for var in bound}
     sites_by_part: dict[relax.Var, list[tuple[_SplitSite, int]]] = {}
@@ -142,12 +140,12 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
             emit_part(builder, site, index)
         return var_remap[var]
 
-    return with_roles(with_layer_names(rebuild(mod, rewrite), names), role_of)
+    return LAYER_ROLES.attach(LAYER_NAMES.attach(rebuild(mod, rewrite), names), role_of)
 
 
 def _sites(mod: tvm.IRModule, selected: Collection[str] | None = None) -> list[_SplitSite]:
     """Sites of the fconvs whose variables are in `selected`; all by default."""
-    bindings, layers, role_of = main_bindings(mod), layer_names(mod), roles(mod)
+    bindings, layers, role_of = main_bindings(mod), LAYER_NAMES.read(mod), LAYER_ROLES.read(mod)
     named = {b.var.name: b for b in bindings}
     reducing = [
         binding

@@ -9,14 +9,14 @@ import tvm
 from tvm import relax
 
 from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
     cached_by_module,
     fused_runs,
     layer_name,
-    layer_names,
     main_bindings,
     operator,
     rebuild,
-    roles,
     shape,
     use_counts,
     with_fused_runs,
@@ -99,6 +99,19 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
     The last region may have further elementwise operators, such as the sum of parts. A region with other
     operators, such as the flattening behind a pooling, is in no run: a group has no formula for them.
     """
+    return [regions for _, regions, _ in _runs_of_regions(mod, views)]
+
+
+def whole_chains(mod: tvm.IRModule, *, views: bool = True) -> list[list[str]]:
+    """`activation_chains`, each with the further operators of its last region if it consists of regions."""
+    further_by_chain = {tuple(chain): further for chain, _, further in _runs_of_regions(mod, views)}
+    return [[*chain, *further_by_chain.get(tuple(chain), ())] for chain in activation_chains(mod)]
+
+
+def _runs_of_regions(
+    mod: tvm.IRModule, views: bool
+) -> list[tuple[list[str], tuple[str, ...], tuple[str, ...]]]:
+    """Chains of `activation_chains`, the regions of each, and the layers of the last region behind it."""
     groups = region_groups(mod, views=views)
     region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
     runs = []
@@ -111,7 +124,7 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
             last.bindings[-len(rest) :] == rest and not last.extra_outputs and all(map(_is_by_pixel, rest))
         )
         if names[0] == chain[0] and (not rest or goes_on):
-            runs.append(names)
+            runs.append((chain, names, tuple(layer_name(mod, b.var) for b in rest)))
     return runs
 
 
@@ -152,13 +165,13 @@ class RunGraph:
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
-        names, order, layers = {}, {}, layer_names(mod)
+        names, order, layers = {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
             for var in set(relax.analysis.free_vars(binding.value)):
                 readers.setdefault(var, []).append(binding)
-        return cls(names, roles(mod), readers, use_counts(mod), order)
+        return cls(names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""

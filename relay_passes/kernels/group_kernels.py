@@ -7,13 +7,12 @@ from tvm import relax
 
 from pimflow.relay_passes.attention import ATTENTION
 from pimflow.relay_passes.flat import (
-    channel_sets,
+    CHANNEL_SETS,
     is_pure_reshape,
     main_bindings,
     operator,
     shape,
     substitute,
-    with_channel_sets,
 )
 from pimflow.relay_passes.operators import BINARY
 from pimflow.relay_passes.regions.kernel_groups import (
@@ -75,8 +74,8 @@ class GroupKernels:
         }
         functions[mod.get_global_var("main")] = built["pimflow_grouped"].with_attr("global_symbol", "main")
         grouped = tvm.IRModule(functions, attrs=mod.attrs)
-        sets = channel_sets(mod)
-        return relax.transform.CanonicalizeBindings()(with_channel_sets(grouped, sets) if sets else grouped)
+        sets = CHANNEL_SETS.read(mod)
+        return relax.transform.CanonicalizeBindings()(CHANNEL_SETS.attach(grouped, sets) if sets else grouped)
 
 
 def _emit(builder: relax.BlockBuilder, group: KernelGroup, env: dict[relax.Var, relax.Expr]) -> None:

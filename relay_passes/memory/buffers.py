@@ -13,7 +13,12 @@ from pimflow.core.liveness import ALIGNMENT_BYTES, MEMORY, Lifetime, Liveness
 from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.core.stages import whole_name
 from pimflow.core.tensor_placement import ChannelSet
-from pimflow.relay_passes.flat import RESULT, channel_sets, operator, tensor_bytes
+from pimflow.relay_passes.flat import (
+    CHANNEL_SETS,
+    RESULT,
+    operator,
+    tensor_bytes,
+)
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import can_overwrite
 from pimflow.relay_passes.memory.stream_weights import weight_copy
@@ -156,7 +161,7 @@ def _read_buffers(mod: tvm.IRModule) -> MainBuffers:
         reader.bind(binding.var, binding.value)
     for buffer in reader.buffers_in(body.body):
         buffer.pinned, buffer.end = True, len(reader.steps)
-    _place_in_channels(reader.by_var.values(), channel_sets(mod))
+    _place_in_channels(reader.by_var.values(), CHANNEL_SETS.read(mod))
     for buffer in reader.buffers_in(body.body):
         if buffer.value.startswith("gv"):  # TVM's name of results without a name
             buffer.value = "output"

@@ -9,16 +9,22 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorRegion
 
+# Attribute of a kernel without declared accesses: positions of the operands that its result may overwrite.
+OVERWRITABLE = "pimflow.overwritable"
+
 
 def can_overwrite(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
     """Whether `kernel` stays correct if parameter `result` lies in the bytes of parameter `operand`.
 
     It does if each element of the operand is read only to compute the element of the result with the same
-    index, and only once: in a single block without a reduction.
+    index, and only once: in a single block without a reduction. A kernel without declared accesses says by
+    its attribute `OVERWRITABLE` of which operands that holds.
     """
     source, target = kernel.params[operand], kernel.params[result]
     if str(source.ty.dtype) != str(target.ty.dtype) or not _is_equal(source.ty.shape, target.ty.shape):
         return False
+    if kernel.attrs and OVERWRITABLE in kernel.attrs:
+        return operand in map(int, kernel.attrs[OVERWRITABLE])
     body = kernel.body
     if not isinstance(body, s_tir.SBlockRealize) or body.block.name_hint != "root":
         return False  # a loop nest without declared accesses

@@ -42,7 +42,8 @@ class DecomposeToMatrixVector:
             windows = _windows(builder, value, var.name)
             filters = np.from_dlpack(value.args[1].value)
             matrix = constant(filters.reshape(filters.shape[0], -1).T)
-            return builder.emit(relax.op.matmul(windows, matrix), name_hint=var.name)
+            product = relax.op.matmul(windows, matrix, out_dtype=value.attrs.out_dtype)
+            return builder.emit(product, name_hint=var.name)
 
         return rebuild(mod, rewrite)
 

@@ -11,7 +11,13 @@ from tvm import relax
 from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.stages import part_name
 from pimflow.errors import PlanError
-from pimflow.relay_passes.attention import Emit, attention_from_call, emit_attention_weights
+from pimflow.relay_passes.attention import (
+    Emit,
+    attention_from_call,
+    emit_attention_weights,
+    emit_scaled,
+    scale_places,
+)
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
 from pimflow.relay_passes.pim.outline_pim import symbol
@@ -188,12 +194,14 @@ def _emit_on_pim(
             return builder.emit(value, name_hint=f"{name}_{pim_attention.product_part(part, group)}")
 
         scores = product(SCORES, group, [call.args[0], position, *caches, *new], group_attention.score_shape)
+        scales = scale_places(attention)
         extra_operands = [
-            _group_part(operand, attention, group_attention, group, emit) for operand in call.args[3:]
+            _group_part(
+                call.args[index], attention, group_attention, group, emit, by_query=index not in scales
+            )
+            for index in range(3, len(call.args))
         ]
-        weights = emit_attention_weights(
-            group_attention, scores, extra_operands, emit, scale=group_attention.scale
-        )
+        weights = _emit_weights(group_attention, scores, extra_operands, emit)
         dims = (group_attention.batch * group_attention.heads, *partial, group_attention.value_size)
         sums.append(product(VALUES, group, [weights, position, caches[1]], dims))
     result = sums[0] if len(sums) == 1 else builder.emit(relax.op.concat(sums, axis=0), f"{name}_groups")
@@ -202,14 +210,35 @@ def _emit_on_pim(
     return relax.op.reshape(result, attention.output_shape)
 
 
+def _emit_weights(
+    attention: Attention, scores: relax.Var, extra_operands: Sequence[relax.Expr], emit: Emit
+) -> relax.Var:
+    """Emit the softmax of scores that PIM returns, with the scales of both caches if these are narrow."""
+    scales = [extra_operands[place - 3] for place in scale_places(attention)]
+    if scales:
+        scores = emit_scaled(attention, scores, scales[0], emit)
+    weights = emit_attention_weights(attention, scores, extra_operands, emit, scale=attention.scale)
+    return emit_scaled(attention, weights, scales[1], emit) if scales else weights
+
+
 def _group_part(
-    operand: relax.Expr, attention: Attention, group_attention: Attention, group: int, emit: Emit
+    operand: relax.Expr,
+    attention: Attention,
+    group_attention: Attention,
+    group: int,
+    emit: Emit,
+    *,
+    by_query: bool,
 ) -> relax.Expr:
-    """Emit the part for one group of the mask [.., heads, queries, extent], or of the positions [batch]."""
+    """Emit the part for one group of the mask [.., heads, queries, extent], or of the positions [batch].
+
+    Or of scales [batch, kv_heads, keys, 1], which are not by query head.
+    """
     first = group * group_attention.batch * group_attention.kv_heads
     dims = shape(operand)
     axes = {len(dims) - 4: (first // attention.kv_heads, group_attention.batch)}
-    axes[len(dims) - 3] = (first % attention.kv_heads * attention.group, group_attention.heads)
+    query_heads = attention.group if by_query else 1
+    axes[len(dims) - 3] = (first % attention.kv_heads * query_heads, group_attention.kv_heads * query_heads)
     if len(dims) == 1:
         axes = {0: axes[-3]}
     for axis, (begin, extent) in axes.items():

@@ -70,11 +70,7 @@ def arithmetic(bindings: Sequence[relax.VarBinding]) -> Arithmetic:
         constants = [a.value.shape for a in binding.value.args if isinstance(a, tvm.ir.GenericConst)]
         sizes = {math.prod(dims) for dims in constants}
         sizes |= {lookups[arg] for arg in binding.value.args if arg in lookups}
-        integers = any("int" in str(getattr(a.ty, "dtype", "")) for a in binding.value.args[:1])
-        products += [
-            replace(product, weighted=product.second_elements in sizes, integers=integers)
-            for product in op_products
-        ]
+        products += [replace(product, weighted=product.second_elements in sizes) for product in op_products]
         operations += count.operations
         multiplications += count.multiplications
     products.sort(key=lambda product: product.macs)

@@ -28,14 +28,15 @@ from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call
 from pimflow.relay_passes.caches import IN_PLACE
 from pimflow.relay_passes.flat import (
-    activation_types,
+    ACTIVATION_TYPES,
+    LAYER_ROLES,
+    WEIGHT_TYPES,
+    has_static_shape,
     is_pure_reshape,
     layer_name,
     main_bindings,
     operator,
-    roles,
     shape,
-    weight_types,
 )
 from pimflow.relay_passes.operators import LOOKUP, POOL
 from pimflow.relay_passes.regions.arithmetic import Arithmetic, arithmetic
@@ -47,6 +48,7 @@ from pimflow.relay_passes.regions.kernel_groups import (
     kernel_groups,
 )
 from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
+from pimflow.weight_types import plain_type
 
 # Operators that schedules inline (`ScheduleCpu`).
 _CHEAP = (*MOVES, *GATHERS, LOOKUP, "add", "subtract", "")
@@ -73,14 +75,14 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     names: dict[relax.Var, str] = {v: f"%{v.name}" for v in mod["main"].params}
     extra_outputs = {var for group in groups for var in group.extra_outputs}
     copy_reasons = input_copy_reasons(mod, groups, views=views)
-    regions, role_of, types = [], roles(mod), weight_types(mod)
+    regions, role_of, types = [], LAYER_ROLES.read(mod), WEIGHT_TYPES.read(mod)
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
             raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
         for binding in group.bindings:
-            if not _has_static_shape(binding.var) and all(
-                map(_has_static_shape, relax.analysis.free_vars(binding.value))
+            if not has_static_shape(binding.var) and all(
+                map(has_static_shape, relax.analysis.free_vars(binding.value))
             ):
                 kind, layer = operator(binding.value), layer_name(mod, binding.var)
                 raise UnsupportedOpError(
@@ -93,7 +95,7 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
             region, pim=replace(region.pim, padding_copy_reason=copy_reasons.get(group.title, ""))
         )
         if region.geometry is not None and (kind := types.get(layer_name(mod, group.anchor.var))):
-            integers = activation_types(mod).get(layer_name(mod, group.anchor.var))
+            integers = ACTIVATION_TYPES.read(mod).get(layer_name(mod, group.anchor.var))
             geometry = replace(region.geometry, weights=kind, activations=integers)
             region = replace(region, geometry=geometry)
         regions.append(_with_append(group, _with_attention(mod, group, region)))
@@ -125,11 +127,6 @@ def _layer_groups(mod: tvm.IRModule, views: bool) -> list[KernelGroup]:
         for group in kernel_groups(mod, views=views)
         if not (group.result.same_as(returned) and isinstance(group.bindings[-1].value, relax.Tuple))
     ]
-
-
-def _has_static_shape(var: relax.Var) -> bool:
-    dims = getattr(var.ty.shape, "values", None)
-    return dims is not None and all(isinstance(d, tvm.tirx.IntImm) for d in dims)
 
 
 def _result_vars(mod: tvm.IRModule) -> set[relax.Expr]:
@@ -242,9 +239,16 @@ def _kernel_shape(
         workspace_elements=_workspace_elements(group),
         pooling=pooling_geometry(group.anchor) if group.anchor is not None else None,
         product=work.product,
+        integers=group.anchor is not None and _multiplies_integers(group.anchor.value),
         operations=work.operations,
         multiplications=work.multiplications,
     )
+
+
+def _multiplies_integers(value: relax.Expr) -> bool:
+    kind = operator(value)
+    is_product = kind == "matmul" or kind.startswith("nn.conv")
+    return is_product and "int" in str(value.args[0].ty.dtype)
 
 
 SLICE = "strided_slice"
@@ -286,11 +290,17 @@ def _with_attention(mod: tvm.IRModule, group: KernelGroup, region: Region) -> Re
 def _with_cache_extent(attention: Attention, kernel: Region) -> Region:
     """`kernel` of `attention`, with the places that it reads as input shapes in place of the whole cache.
 
+    A product reads keys or values in the type of the cache.
+
     Its operators are those of a kernel that reads all places: a slice that is read in place is no operator.
     """
-    cut = {
-        dims: (*dims[:2], attention.extent, dims[3]) for dims in (attention.key_shape, attention.value_shape)
-    }
+    product = kernel.kernel.product
+    if product is not None and attention.cache_type:
+        product = replace(product, second_type=plain_type(attention.cache_type))
+        kernel = replace(kernel, kernel=replace(kernel.kernel, product=product))
+    caches = [attention.key_shape, attention.value_shape]
+    caches += [attention.scale_shape] if attention.cache_type else []
+    cut = {dims: (*dims[:2], attention.extent, dims[3]) for dims in caches}
     return replace(
         kernel,
         input_shapes=tuple(cut.get(dims, dims) for dims in kernel.input_shapes),
@@ -380,18 +390,22 @@ def _kind(anchor: relax.VarBinding, geometry: ConvGeometry | None) -> str:
 def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
     """Geometry of a convolution with constant filters, or of a product with a constant matrix; else None.
 
-    Also None for integers: neither PIM nor the kernels of such layers compute them.
+    Also None for integers but those of `IntegerProduct`, int8 by int8 with sums of int32: neither PIM nor the
+    kernels of such layers compute others.
     """
     kind = operator(value)
     if kind not in ("nn.conv2d", "matmul") or not isinstance(value.args[1], tvm.ir.GenericConst):
         return None
-    if not str(value.args[0].ty.dtype).startswith("float"):
+    dtypes = [str(operand.ty.dtype) for operand in value.args]
+    is_integer = dtypes == ["int8", "int8"] and str(value.attrs.out_dtype) == "int32"
+    if not (dtypes[0].startswith("float") or is_integer):
         return None
+    types = {"weights": "int8", "activations": "int8"} if is_integer else {}
     x, filters = shape(value.args[0]), value.args[1].value.shape
     if kind == "matmul":
         if len(x) != 2 or len(filters) != 2:
             return None
-        return ConvGeometry(n=x[0], h=1, w=1, c=x[1], oc=int(filters[1]))
+        return ConvGeometry(n=x[0], h=1, w=1, c=x[1], oc=int(filters[1]), **types)
     attrs = value.attrs
     if attrs.data_layout != "NHWC" or attrs.kernel_layout != "OHWI":
         raise UnsupportedOpError(f"'{name}': {attrs.data_layout} convolution is not canonical")
@@ -405,6 +419,7 @@ def layer_geometry(name: str, value: relax.Expr) -> ConvGeometry | None:
         dilation=tuple(int(d) for d in attrs.dilation),
         padding=tuple(int(p) for p in attrs.padding),
         groups=int(attrs.groups),
+        **types,
     )
 
 

@@ -78,7 +78,7 @@ class Terms:
         priced = TilingSearch.kernel_in_tiles
 
         def cheaper(
-            tilings: TilingSearch, layers: Any, blocks: Any, touched: Counts, pixels: Counts, *chunk: Any
+            tilings: TilingSearch, layers: Any, blocks: Any, touched: Counts, pixels: Counts, chunk: int
         ) -> Kernel:
             """The kernel of `TilingSearch.kernel_in_tiles` without these terms."""
             if self.halos:
@@ -87,7 +87,7 @@ class Terms:
                 touched = {name: np.minimum(count, sizes[name]) for name, count in touched.items()}
                 shapes = tilings.layers.shapes
                 pixels = {name: -(-(sizes[name] // shapes[name][3]) // tiles) for name in pixels}
-            return self.kernel(priced(tilings, layers, blocks, touched, pixels, *chunk))
+            return self.kernel(priced(tilings, layers, blocks, touched, pixels, chunk))
 
         rate = roofline.PRODUCTS_READ * (1e9 if self.reads else 1)
         with (

@@ -4,6 +4,7 @@
   an ideal sequential read of the weights over the same four.
 - Scales in the unit of HBM-PIM (IEEE CAL 24(1) 2025, doi 10.1109/LCA.2025.3532682): weights of 4 bits in
   groups of 128, beside fp16, and beside dequantisation by the instructions that HBM-PIM has.
+- P3-LLM (ISCA 2026, arXiv 2511.06838): W4A8KV4 on HBM-PIM whose units have 64 multipliers, beside fp16.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pimflow.core.attention import Attention
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
+from pimflow.hardware.operands import Operand
+from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimTarget
 from pimflow.simulators.profiler import BuiltIn
 
@@ -216,3 +220,96 @@ def group_scales(pim: PimSpec, layers: tuple[tuple[int, int], ...] = CAL_LAYERS)
             comps=-(-narrow.commands["COMP"] // target.channels),
             group_comps=GROUP // pim.with_weights("int4_g128", "fp16").elements_per_column("fp16"),
         )
+
+
+P3_CONTEXT = 4096  # tokens; the abstract gives an average over decoding
+P3_PUBLISHED = 4.9  # over HBM-PIM
+P3_MULTIPLIERS = 64  # a unit: 16 processing elements of 4
+P3_COLUMN_CYCLES = 2  # at 500 MHz, of a clock of 1 GHz; 4 on HBM-PIM
+# Llama-2-7B: products of a block, by inputs and outputs, and how many there are.
+P3_LAYERS = {(4096, 4096): 4, (4096, 11008): 2, (11008, 4096): 1}
+P3_ATTENTION = Attention(
+    batch=1,
+    heads=32,
+    kv_heads=32,
+    head_size=128,
+    value_size=128,
+    queries=1,
+    keys=P3_CONTEXT,
+    scale=1.0,
+    positioned=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTimes:
+    """Times of the products of a block of Llama-2-7B on a stack of HBM-PIM, one after the other.
+
+    Attributes
+    ----------
+    name : str
+        What the units multiply.
+    weights_ns, attention_ns : float
+        Of all products with weights, and of both with the cache.
+    comps_ns, vectors_ns : float
+        Of COMPs back to back, and of the bursts of vectors, of the products with weights.
+    """
+
+    name: str
+    weights_ns: float
+    attention_ns: float
+    comps_ns: float
+    vectors_ns: float
+
+    @property
+    def block_ns(self) -> float:
+        """All of them."""
+        return self.weights_ns + self.attention_ns
+
+
+def p3_times(pim: PimSpec) -> Iterator[BlockTimes]:
+    """HBM-PIM with fp16, then with integers of 4 bits, term by term as P3-LLM has them.
+
+    Scales are outside the units, and its groups of 128 are one scale an output here.
+    """
+    yield _block_times("fp16", pim)
+    fast = replace(pim, timing={**pim.timing, "nCCDS": P3_COLUMN_CYCLES})
+    steps = (
+        (pim, "W4A16KV4, 16 multipliers", 16, "fp16"),
+        (pim, f"W4A16KV4, {P3_MULTIPLIERS} multipliers", P3_MULTIPLIERS, "fp16"),
+        (pim, f"W4A8KV4, {P3_MULTIPLIERS} multipliers", P3_MULTIPLIERS, "fp8"),
+        (fast, "the same at 500 MHz", P3_MULTIPLIERS, "fp8"),
+    )
+    for device, name, multiplications, activations in steps:
+        operand = Operand(
+            weights="int4",
+            activations=activations,
+            multiplications=multiplications,
+            accumulator="fp32",
+            scales="result",
+        )
+        yield _block_times(name, replace(device, operands=(operand,)), activations)
+
+
+def _block_times(name: str, pim: PimSpec, activations: str = "") -> BlockTimes:
+    """The times on a device with one operand of `activations`, or with none."""
+    weights, vectors = ("int4", activations) if activations else (None, None)
+    layers = [
+        (count, gemv_cost(pim, STACK_CHANNELS, matrix_vector(*shape, weights, vectors))[0])
+        for shape, count in P3_LAYERS.items()
+    ]
+    cycles = {
+        "nCCDS": sum(count * cost.commands["COMP"] for count, cost in layers) / STACK_CHANNELS,
+        "nBL": sum(count * cost.gwrite_bursts for count, cost in layers) / STACK_CHANNELS,
+    }
+    comps_ns, vectors_ns = (number * pim.timing[key] * pim.tCK_ns for key, number in cycles.items())
+    cached = pim.with_weights("plain_int4", activations) if activations else pim
+    target = PimTarget(pim=cached, channels=STACK_CHANNELS, dtype="fp16", profiler=BuiltIn())
+    works = [CacheWork.from_attention(target, P3_ATTENTION, product) for product in (KEYS, VALUES)]
+    return BlockTimes(
+        name=name,
+        weights_ns=sum(count * cost.time_ns for count, cost in layers),
+        comps_ns=comps_ns,
+        vectors_ns=vectors_ns,
+        attention_ns=sum(total_ns(work.costs()[0]) for work in works),
+    )

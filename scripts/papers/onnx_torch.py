@@ -164,7 +164,7 @@ def _windows(torch: Any) -> dict[str, Operator]:
         x: Any, w: Any, b: Any = None, group: int = 1, strides: Sizes = (1, 1), pads: Sizes = (0,) * 4,
         output_padding: Sizes = (0, 0), dilations: Sizes = (1, 1), **_: Any,
     ) -> Any:  # fmt: skip
-        """A transposed convolution in NCHW whose padding is the same on both sides."""
+        """A transposed convolution in NCHW, of the same padding on both sides; parameters as of `conv`."""
         half = tuple(pads[: len(pads) // 2])
         return call.conv_transpose2d(
             x, w, b, tuple(strides), half, tuple(output_padding), group, tuple(dilations)

@@ -18,6 +18,7 @@ from pimflow.primitive_selection.problem import SelectionProblem
 from pimflow.primitives.layer import LAYOUTS
 
 INPUT_CHANNELS = 16
+NO_MEMORY = Footprint()
 # Parameters (assumed) of the log-normal distributions that times (ns) and sizes (bytes) are drawn from.
 WORK, SPREAD, SIZES, TRANSFORM_NS = (13, 1), (0, 0.5), (11, 2), 40e3
 
@@ -28,13 +29,9 @@ def candidate(
     input_layout: str,
     output_layout: str,
     time_ns: float,
-    workspace: int = 0,
-    filters: int = 0,
+    footprint: Footprint = NO_MEMORY,
 ) -> Candidate:
-    """A candidate of `region` that reads layout `input_layout` and writes layout `output_layout`.
-
-    Sizes in bytes.
-    """
+    """A candidate of `region` that reads layout `input_layout` and writes layout `output_layout`."""
     return Candidate(
         name=name,
         covers=(region,),
@@ -42,7 +39,7 @@ def candidate(
         tasks=(Task(label=name, resource="cpu", execution_ns=time_ns),),
         input=TensorPlacement(layout=Layout(input_layout)),
         output=TensorPlacement(layout=Layout(output_layout)),
-        footprint=Footprint(workspace_bytes=workspace, filter_bytes=filters),
+        footprint=footprint,
     )
 
 
@@ -108,9 +105,8 @@ def inception_problem(layers: int, primitives: int, memory_model: str, seed: int
             workspace, filters = (int(size) for size in rng.lognormal(*SIZES, 2))
             faster = 3e3 / (1e2 + (workspace + filters) ** 0.5)
             time_ns = max(1, round(work * float(rng.lognormal(*SPREAD)) * faster))
-            region_candidates.append(
-                candidate(region.name, f"p{n}", layout, layout, time_ns, workspace, filters)
-            )
+            footprint = Footprint(workspace_bytes=workspace, filter_bytes=filters)
+            region_candidates.append(candidate(region.name, f"p{n}", layout, layout, time_ns, footprint))
         candidates[region.name] = tuple(region_candidates)
     return selection_problem(graph, candidates, lambda *_: TRANSFORM_NS, memory_model)
 

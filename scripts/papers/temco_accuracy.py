@@ -71,6 +71,8 @@ class PassEffect:
     Attributes
     ----------
     network : str
+    request : str
+        How it was decomposed.
     original, before, after, optimised : dict of str to float
         Scores by name on held-out pictures: of the original network; decomposed; trained further, by ONNX
         Runtime; and compiled with skip connections reduced and activations fused.
@@ -82,6 +84,7 @@ class PassEffect:
     """
 
     network: str
+    request: str
     original: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
@@ -192,6 +195,7 @@ def pass_effect(name: str, system: System, *, samples: int, steps: int, request:
     input_name = next(iter(network.inputs))
     return PassEffect(
         network=name,
+        request=request,
         original=scores(subject.model, subject.task, samples),
         before=scores(written, subject.task, samples),
         after=scores(tuned, subject.task, samples),

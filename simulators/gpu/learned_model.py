@@ -3,7 +3,7 @@
 The time of a kernel is the analytic time times a factor, which gradient-boosted trees (xgboost) predict from
 the terms of the analytic model::
 
-    total = max(factor * (execution + launch) - launch, LEAST * execution) + launch
+    total = max(factor * (execution + launch) - launch, MIN_EXECUTION_SHARE * execution) + launch
 
 The terms are those of the layer's square map: one square image as wide as the layer's, all memory channels.
 So a layer has one factor, whatever its share of rows and its number of memory channels. As in the analytic
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "learned"
 # Fields of a GPU that decide its analytic times.
-DECISIVE = (
+TIMING_FIELDS = (
     "sms",
     "clock_mhz",
     "fma_per_sm_cycle",
@@ -58,9 +58,7 @@ DECISIVE = (
     "efficiency",
 )
 SUFFIX = ".ubj.xz"
-MIN_EXECUTION_SHARE = (
-    0.1  # smallest execution, as a share of the analytic one; matters where the launch dominates
-)
+MIN_EXECUTION_SHARE = 0.1  # of the analytic execution; matters where the launch dominates
 MAX_ALIGNMENT = 7  # largest number of factors of two in a number of channels that is a feature
 TERMS = ("compute", "l2", "dram")
 SHAPE = (
@@ -104,7 +102,7 @@ def residual_path(name: str, dtype: str) -> Path:
 
 def constants_digest(gpu: GpuSpec) -> str:
     """Digest of the constants that the analytic time depends on, without the launch."""
-    values = {name: getattr(gpu, name) for name in DECISIVE}
+    values = {name: getattr(gpu, name) for name in TIMING_FIELDS}
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 

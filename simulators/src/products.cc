@@ -47,9 +47,9 @@ struct Product {
 };
 
 /*! \brief The commands of one channel. */
-class Stream {
+class ProductStream {
  public:
-  Stream(const ProductSizes& device, Numbers* words)
+  ProductStream(const ProductSizes& device, Numbers* words)
       : device_(device),
         words_(words),
         buffer_vectors_(device.buffers, -1),
@@ -173,7 +173,7 @@ class Stream {
 ffi::Tensor ProductCommands(ffi::TensorView products, ffi::TensorView sizes) {
   const RecordTable<ProductRow> table(products);
   Numbers stream_words;
-  Stream(ReadRecord<ProductSizes>(sizes), &stream_words).AppendCommands({table.begin(), table.end()});
+  ProductStream(ReadRecord<ProductSizes>(sizes), &stream_words).AppendCommands({table.begin(), table.end()});
   return WordTensor(stream_words);
 }
 
@@ -222,8 +222,8 @@ ffi::Array<ffi::Tensor> TokenProductCommands(ffi::TensorView products, ffi::Tens
   Numbers stream_words, stream_offsets{0};
   for (const ProductChannel& channel : RecordTable<ProductChannel>(channels)) {
     const ProductRange range{rows + begin[channel.kind], rows + begin[channel.kind + 1], channel, size.shortens != 0};
-    Stream(size, &stream_words).AppendCommands(range.Select(0, whole_limit));
-    if (whole_limit < limit) Stream(size, &stream_words).AppendCommands(range.Select(whole_limit, limit));
+    ProductStream(size, &stream_words).AppendCommands(range.Select(0, whole_limit));
+    if (whole_limit < limit) ProductStream(size, &stream_words).AppendCommands(range.Select(whole_limit, limit));
     stream_offsets.push_back(static_cast<int64_t>(stream_words.size()));
   }
   return {WordTensor(stream_words), WordTensor(stream_offsets)};

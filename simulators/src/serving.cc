@@ -96,7 +96,7 @@ class Server {
     events_.push_back({static_cast<int64_t>(spans_.size()), request, kind});
   }
 
-  /*! \brief A page for each decoding request that needs one; the last admitted give theirs up if there is none. */
+  /*! \brief Give a page to each decoding request that needs one; if none is free, the last admitted give up theirs. */
   void ReservePages() {
     for (size_t i = 0; i < running_.size(); ++i) {
       if (!running_[i].is_decoding() || running_[i].cached + 1 <= running_[i].pages * limits_.page_tokens) continue;
@@ -225,15 +225,15 @@ ffi::Array<ffi::Bytes> Serve(ffi::TensorView requests, ffi::TensorView limits, f
                              ffi::TensorView chunk_pj, ffi::TensorView decode_ps, ffi::TensorView decode_pj) {
   const LimitRow& limit = ReadRecord<LimitRow>(limits);
   const int64_t chunks = limit.context + 1, decodes = (limit.max_batch + 1) * (limit.context + 1);
-  auto data = [](const ffi::TensorView& tensor, int64_t size) {
+  auto table_data = [](const ffi::TensorView& tensor, int64_t size) {
     const DLDataType dtype = tensor.dtype();
     if (dtype.code != kDLInt || dtype.bits != 64 || !tensor.IsContiguous() || tensor.numel() != size) {
       TVM_FFI_THROW(ValueError) << tensor.numel() << " numbers are no table of " << size << " steps";
     }
     return static_cast<const int64_t*>(TensorData<int64_t>(tensor));
   };
-  const StepTable times_ps{data(chunk_ps, chunks), data(decode_ps, decodes), limit.context};
-  const StepTable energies_pj{data(chunk_pj, chunks), data(decode_pj, decodes), limit.context};
+  const StepTable times_ps{table_data(chunk_ps, chunks), table_data(decode_ps, decodes), limit.context};
+  const StepTable energies_pj{table_data(chunk_pj, chunks), table_data(decode_pj, decodes), limit.context};
   if (limit.chunk_tokens < 1 || limit.page_tokens < 1 || limit.max_batch < 1) {
     TVM_FFI_THROW(ValueError) << "limits of a server are 1 or more";
   }

@@ -107,7 +107,7 @@ def install(
 
 
 @pytest.fixture
-def installed(tmp_path):
+def installation(tmp_path):
     return install(tmp_path / "accel-sim")
 
 
@@ -127,11 +127,11 @@ def cycles_of(kernel: Kernel, channels: int) -> int:
 # --- running it ---
 
 
-def test_its_clock_is_the_time(installed):
-    profiler: GpuProfiler = AccelSim(str(installed))
+def test_its_clock_is_the_time(installation):
+    profiler: GpuProfiler = AccelSim(str(installation))
     costs = profiler.costs([*REQUESTS, *REQUESTS], GPU, "fp16")
     assert costs[:4] == costs[4:]
-    assert runs(installed) == len(REQUESTS)
+    assert runs(installation) == len(REQUESTS)
     for request, cost in zip(REQUESTS, costs):
         count = len(launches(request.kernel, GPU, "fp16", request.channels))
         cycles = cycles_of(request.kernel, request.channels)
@@ -142,18 +142,18 @@ def test_its_clock_is_the_time(installed):
         assert cost.l2_bytes == pytest.approx(13.65 * cycles / 1365 * 1e3)
 
 
-def test_it_is_found_by_its_executable_too(installed):
-    folder_run, direct = AccelSim(str(installed)), AccelSim(str(installed / "bin" / "accel-sim.out"))
+def test_it_is_found_by_its_executable_too(installation):
+    folder_run, direct = AccelSim(str(installation)), AccelSim(str(installation / "bin" / "accel-sim.out"))
     assert (folder_run.executable, folder_run.configurations) == (direct.executable, direct.configurations)
     assert folder_run.name == direct.name
     assert folder_run.name.startswith("accel-sim:")
 
 
-def test_its_name_changes_with_its_configuration(installed):
-    before = AccelSim(str(installed)).name
-    config = installed / "config" / "gpgpusim.config"
+def test_its_name_changes_with_its_configuration(installation):
+    before = AccelSim(str(installation)).name
+    config = installation / "config" / "gpgpusim.config"
     config.write_text(CONFIG + "-gpgpu_shmem_size 65536\n")
-    assert AccelSim(str(installed)).name != before
+    assert AccelSim(str(installation)).name != before
 
 
 def test_a_tested_configuration_of_a_checkout(tmp_path):
@@ -165,10 +165,10 @@ def test_a_tested_configuration_of_a_checkout(tmp_path):
     assert AccelSim(str(folder)).costs(REQUESTS[-1:], GPU, "fp16")[0].provenance is Provenance.SIMULATED
 
 
-def test_it_leaves_nothing_behind(installed, tmp_path, monkeypatch):
+def test_it_leaves_nothing_behind(installation, tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    AccelSim(str(installed)).costs(REQUESTS[-1:], GPU, "fp16")
+    AccelSim(str(installation)).costs(REQUESTS[-1:], GPU, "fp16")
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -294,9 +294,9 @@ def test_what_is_not_there(tmp_path):
         AccelSim(str(folder))
 
 
-def test_fp32_is_refused(installed):
+def test_fp32_is_refused(installation):
     with pytest.raises(UsageError, match="fp16 kernels"):
-        AccelSim(str(installed)).costs(REQUESTS[:1], GPU, "fp32")
+        AccelSim(str(installation)).costs(REQUESTS[:1], GPU, "fp32")
 
 
 # --- logs ---
@@ -372,12 +372,12 @@ def store_log(folder: Path, request: KernelRequest, logs: Path) -> KernelCost:
 
 
 @pytest.mark.long
-def test_what_it_ran_is_what_it_reads(installed, tmp_path):
+def test_what_it_ran_is_what_it_reads(installation, tmp_path):
     """A log that the stand-in left for a whole trace costs the same as running it."""
     logs = tmp_path / "logs"
     logs.mkdir()
     want = [store_log(tmp_path / f"run{number}", request, logs) for number, request in enumerate(REQUESTS)]
-    run = AccelSim(str(installed)).costs(REQUESTS, GPU, "fp16")
+    run = AccelSim(str(installation)).costs(REQUESTS, GPU, "fp16")
     assert AccelSimLogs(str(logs)).costs(REQUESTS, GPU, "fp16") == want == run
 
 
@@ -498,19 +498,19 @@ def test_logs_that_cannot_be_believed(tmp_path):
 
 
 @pytest.mark.long
-def test_the_page_on_traces_works_as_written(installed, tmp_path, monkeypatch):
+def test_the_page_on_traces_works_as_written(installation, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").partition("## Accel-Sim")[2]
     work = tmp_path / "work"
-    shutil.copytree(installed / "config", work)
+    shutil.copytree(installation / "config", work)
     monkeypatch.chdir(work)
-    monkeypatch.setenv("PATH", str(installed / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(installation / "bin"), prepend=os.pathsep)
     command = next(line for line in page.splitlines() if line.startswith("pimflow trace conv:"))
     assert main(shlex.split(command)[1:]) == 0
     subprocess.run(["bash", "-ec", re.search(r"```bash\n(.*?)```", page, re.S)[1]], check=True)
-    assert runs(installed) == 2
+    assert runs(installation) == 2
     costs = AccelSimLogs("logs").costs(REQUESTS, GPU, "fp16")
     assert [cost.provenance is Provenance.SIMULATED for cost in costs] == [True, True, False, False]
-    assert costs[:2] == AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    assert costs[:2] == AccelSim(str(installation)).costs(REQUESTS[:2], GPU, "fp16")
     named = kernel_name(POINTWISE, "fp16")
     assert f"`{named}`" in page
     assert "0100 ffffffff 0 STS.128 2 R2 R20 16 1 0x7f0000000000 16" in page
@@ -584,13 +584,13 @@ def test_errors_and_their_sums():
 
 
 @pytest.mark.long
-def test_the_model_beside_the_simulator(installed, tmp_path, capsys):
+def test_the_model_beside_the_simulator(installation, tmp_path, capsys):
     """The command shows each kernel's two times; logs of one kernel leave the others out."""
     source = "conv:1x32x28x28,192,1x1"
     command = ["compare-simulator", source, "--quiet", "--json", "--profiler"]
-    assert main([*command, f"gpu=accel-sim:{installed}"]) == 0
+    assert main([*command, f"gpu=accel-sim:{installation}"]) == 0
     report = json.loads(capsys.readouterr().out)
-    expected = AccelSim(str(installed)).costs(REQUESTS[:2], GPU, "fp16")
+    expected = AccelSim(str(installation)).costs(REQUESTS[:2], GPU, "fp16")
     assert [row["gpu_channels"] for row in report["kernels"]] == [32, 16]
     assert [row["simulated_ns"] for row in report["kernels"]] == [cost.total_ns for cost in expected[::-1]]
     assert report["left_out"] == 0 and report["programs"] == []
@@ -600,7 +600,7 @@ def test_the_model_beside_the_simulator(installed, tmp_path, capsys):
     assert main([*command, f"gpu=accel-sim-logs:{logs}"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["gpu_channels"] for row in report["kernels"]] == [16] and report["left_out"] == 1
-    assert main([*command, f"gpu=accel-sim:{installed}", "--max-cycles", "1"]) == 0
+    assert main([*command, f"gpu=accel-sim:{installation}", "--max-cycles", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == 2
     assert main(["compare-simulator", source, "--quiet"]) == 2
     assert "name a simulator" in capsys.readouterr().err

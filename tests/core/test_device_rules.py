@@ -18,7 +18,7 @@ NEWTON = (SPECS / "pim" / "newton-gddr6.toml").read_text(encoding="utf-8")
 GAP = r'\[\[constraints\]\]\nlevel = "\w+"\nbefore = \["{}"\]\nafter = \["{}".*\]\nlatency = "{}"\n.*\n'
 
 
-def edited(tmp_path, pattern: str, text: str):
+def edit_spec(tmp_path, pattern: str, text: str):
     path = tmp_path / "mine.toml"
     content, count = re.subn(pattern, text, NEWTON, flags=re.MULTILINE)
     assert count == 1
@@ -63,7 +63,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("pattern", "text", "message"), FAULTS.values(), ids=FAULTS)
 def test_a_file_that_breaks_a_rule_is_refused(tmp_path, capsys, pattern, text, message):
-    path = edited(tmp_path, pattern, text)
+    path = edit_spec(tmp_path, pattern, text)
     with pytest.raises(SpecError, match=f"pim 'mine': {message}"):
         PimSpec.load(path)
     code, out, err = run(capsys, "devices", "check", path)
@@ -72,7 +72,7 @@ def test_a_file_that_breaks_a_rule_is_refused(tmp_path, capsys, pattern, text, m
 
 
 def test_a_device_may_open_more_banks_if_it_says_so(tmp_path):
-    path = edited(tmp_path, r"^banks_per_gang = .*\nfaw_banks = .*", "banks_per_gang = 8\nfaw_banks = 8")
+    path = edit_spec(tmp_path, r"^banks_per_gang = .*\nfaw_banks = .*", "banks_per_gang = 8\nfaw_banks = 8")
     assert list(rule_faults(PimSpec.load(path))) == []
 
 

@@ -94,7 +94,8 @@ def test_a_signature_shows_every_option():
 
 def test_the_pass_context_takes_what_a_module_leaves_open():
     loading = {name for name, declared in declarations(NetworkOptions).items() if declared.group == "network"}
-    assert loading == {"shapes", "batch", "context", "states", "values", "weight_type"}
+    narrow = {"weight_type", "kv_cache_dtype"}
+    assert loading == {"shapes", "batch", "context", "states", "values"} | narrow
     declared = {name for cls in SEARCH for name in field_names(cls)}
     elsewhere = loading | {"target", "options", "goal", "select"}
     own = {"system", "dump_ir", "check_kernels", "cuda_graphs", "profiler", "verify"}

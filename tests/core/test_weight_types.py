@@ -11,7 +11,7 @@ from pimflow.weight_types import WEIGHT_TYPES, WRITTEN_TYPES
 OUTPUTS = 7
 
 
-def drawn(reduction: int, seed: int = 0) -> np.ndarray:
+def random_values(reduction: int, seed: int = 0) -> np.ndarray:
     """Weights of several magnitudes, with a block of zeros and one of a single sign."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(reduction, OUTPUTS)) * 10.0 ** rng.integers(-1, 3, OUTPUTS)
@@ -25,7 +25,7 @@ def in_rows(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
 def test_blocks_are_those_of_the_library(name):
-    values, kind = drawn(512), GGMLQuantizationType[name.upper()]
+    values, kind = random_values(512), GGMLQuantizationType[name.upper()]
     expected = quants.dequantize(quants.quantize(in_rows(values), kind), kind)
     np.testing.assert_array_equal(WEIGHT_TYPES[name].round(values), expected.T)
 
@@ -62,7 +62,7 @@ def test_q4_k_is_what_a_block_of_its_bits_decodes_to():
 @given(seed=st.integers(0, 1 << 32), blocks=st.integers(1, 3))
 def test_no_value_is_further_off_than_its_steps_are_apart(name, seed, blocks):
     kind = WEIGHT_TYPES[name]
-    values = drawn(blocks * max(kind.block, 64), seed)
+    values = random_values(blocks * max(kind.block, 64), seed)
     stored = kind.round(values)
     assert stored.dtype == np.float32 and stored.shape == values.shape
     for begin in range(0, len(values), kind.block or len(values)):
@@ -84,7 +84,7 @@ def test_no_value_is_further_off_than_its_steps_are_apart(name, seed, blocks):
 @pytest.mark.parametrize("name", ["fp8", "fp16", "bf16", "q8_0"])
 def test_what_is_stored_is_stored_again(name):
     kind = WEIGHT_TYPES[name]
-    once = kind.round(drawn(64))
+    once = kind.round(random_values(64))
     np.testing.assert_allclose(kind.round(once), once, rtol=2e-3, atol=1e-9)
 
 

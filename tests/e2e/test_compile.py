@@ -71,9 +71,8 @@ compile_only = functools.partial(pimflow.compile, conventions="none")
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("toy") / "out"
-    return directory, pimflow.compile("toy", directory)
+def toy(compiled_toy):
+    return compiled_toy
 
 
 def test_report_has_every_key_and_is_verified(toy):

@@ -12,6 +12,7 @@ from onnx_models import onnx_model
 import pimflow
 from pimflow import frontend, zoo
 from pimflow.commands.main import main
+from pimflow.commands.shared.report_text import summary
 from pimflow.errors import ModelError, UsageError, VerificationError
 from pimflow.zoo import Draw
 
@@ -212,3 +213,33 @@ def test_filters_that_are_not_finite_are_not_decomposed(value):
     model = onnx_model(nodes, {"x": [1, 8, 9, 9]}, {"y": [1, 16, 9, 9]}, {"w": filters})
     with pytest.raises(ModelError, match="layer 'c': its filters have NaN or infinity"):
         pimflow.plan_memory(model, decompose="tucker:0.3")
+
+
+def silent_network(threshold: float) -> onnx.ModelProto:
+    """A convolution whose Relu is zero but for inputs beyond a threshold."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv"),
+        helper.make_node("Relu", ["c"], ["y"], "gate"),
+    ]
+    filters = np.full((4, 1, 2, 2), 0.25, np.float32)
+    weights = {"w": filters, "b": np.full(4, -threshold, np.float32)}
+    return onnx_model(nodes, {"x": [1, 1, 8, 8]}, {"y": None}, weights, name="silent")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "draw"), [(0.1, None), (90, "uniform(0,255)"), (900, "normal(0,3276)"), (60000, None)]
+)
+def test_a_range_is_tried_if_outputs_are_constant(threshold, draw):
+    compiled = pimflow.compile(silent_network(threshold), conventions="none")
+    found = compiled.report.extras.input_range
+    lines = [line for line in summary(compiled.report, None).splitlines() if line.startswith("inputs")]
+    assert (found is None and not lines) if draw is None else (f", {draw}: outputs are constant" in found)
+    if draw:
+        assert lines == [f"inputs    {found}"] and "--input x=" in found
+        (y,) = compiled.builds[0].infer({"x": np.full((1, 1, 8, 8), 1000, np.float32)})
+        assert np.allclose(y, 1000 - threshold, rtol=2e-3)
+
+
+def test_a_given_range_is_kept():
+    compiled = pimflow.compile(silent_network(90), conventions="none", input_values={"x": "uniform(0,1)"})
+    assert compiled.report.extras.input_range is None

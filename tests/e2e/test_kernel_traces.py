@@ -30,19 +30,23 @@ def run_trace(capsys, *argv) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def searched():
+def search_result():
     return pimflow.search("toy", SYSTEM)
 
 
 @pytest.fixture
-def directory(tmp_path, searched):
+def directory(tmp_path, search_result):
     """A compiled directory, as far as its plan goes: 'down.conv' split, one region on PIM."""
     path = tmp_path / "net"
     path.mkdir()
     rewrites = {"down.conv": SplitRewrite(gpu_share=0.25), "widen.conv": PimRewrite()}
-    choices = [replace(c, rewrite=rewrites.get(c.region, OPERATOR_KERNELS)) for c in searched.plan.choices]
-    plan = replace(searched.plan, choices=tuple(choices), gpu_channels=20)
-    return write_directory(path, plan, PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16"))
+    choices = [
+        replace(c, rewrite=rewrites.get(c.region, OPERATOR_KERNELS)) for c in search_result.plan.choices
+    ]
+    plan = replace(search_result.plan, choices=tuple(choices), gpu_channels=20)
+    return write_directory(
+        path, plan, PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp16")
+    )
 
 
 def write_directory(path, plan: Plan, placed: PlacedRegions):
@@ -83,37 +87,37 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
 
 
 @pytest.mark.long
-def test_a_network_is_every_region_with_either(capsys, tmp_path, searched):
+def test_a_network_is_every_region_with_either(capsys, tmp_path, search_result):
     assert run_trace(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
-    names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in searched.graph.regions}
+    names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in search_result.graph.regions}
     assert trace_folders(tmp_path / "out") == {
         f"{name}.{channels}" for name in names for channels in (16, 32)
     }
 
 
-def test_a_directory_is_its_plan(capsys, tmp_path, directory, searched):
+def test_a_directory_is_its_plan(capsys, tmp_path, directory, search_result):
     """All channels for the network on the GPU alone; those of the plan for what it leaves to the GPU."""
     code, said, _ = run_trace(capsys, directory, "-o", tmp_path / "out", "--json")
     assert code == 0
     expected = set()
-    for region in searched.graph.regions:
+    for region in search_result.graph.regions:
         whole_kernel = kernel_name(gpu_kernel(region, "fp16"), "fp16")
         expected.add(f"{whole_kernel}.32")
         if region.name not in ("down.conv", "widen.conv"):
             expected.add(f"{whole_kernel}.20")
-    rows = convolution_kernel(searched.graph.region("down.conv").geometry.first_rows(2), "fp16")
+    rows = convolution_kernel(search_result.graph.region("down.conv").geometry.first_rows(2), "fp16")
     expected.add(f"{kernel_name(rows, 'fp16')}.20")
     assert trace_folders(tmp_path / "out") == expected
     (row,) = [row for row in json.loads(said)["kernels"] if row["kernel"] == kernel_name(rows, "fp16")]
     assert row["layers"] == ["down.conv"]
 
 
-def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched, directory):
+def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, search_result, directory):
     """Two rows of a 3x3 with padding: the GPU's part has a row of zeros before its input, and none after."""
-    placed = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
+    placed = PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp16", padding="symmetric")
     write_directory(directory, Plan.load(directory / "plan.json"), placed)
     assert run_trace(capsys, directory, "-o", tmp_path / "out", "--quiet")[0] == 0
-    part = searched.graph.region("down.conv").geometry.first_rows(2)
+    part = search_result.graph.region("down.conv").geometry.first_rows(2)
     pad_top, pad_left, pad_bottom, pad_right = part.padding
     assert (pad_top, pad_bottom) == (1, 0)
     padded = convolution_kernel(replace(part, h=part.h + 1, padding=(0, pad_left, 0, pad_right)), "fp16")
@@ -123,10 +127,10 @@ def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, searched,
     }
 
 
-def test_they_are_the_kernels_that_the_search_asks_for(searched):
+def test_they_are_the_kernels_that_the_search_asks_for(search_result):
     """The rows of a split, as candidates are charged for them."""
-    region = searched.graph.region("down.conv")
-    generator = CandidateGenerator(searched.graph, SYSTEM)
+    region = search_result.graph.region("down.conv")
+    generator = CandidateGenerator(search_result.graph, SYSTEM)
     (task,) = [
         t
         for t in generator.make(region, SplitRewrite(gpu_share=2 / region.geometry.oh)).tasks
@@ -138,11 +142,13 @@ def test_they_are_the_kernels_that_the_search_asks_for(searched):
     assert task.execution_ns == cost.execution_ns > 0
 
 
-def test_regions_come_back_from_a_file(searched, tmp_path):
-    expected = PlacedRegions(graph=searched.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
-    placed = PlacedRegions.load(write_directory(tmp_path, searched.plan, expected))
+def test_regions_come_back_from_a_file(search_result, tmp_path):
+    expected = PlacedRegions(
+        graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric"
+    )
+    placed = PlacedRegions.load(write_directory(tmp_path, search_result.plan, expected))
     assert placed == expected
-    assert placed.graph.digest == searched.plan.model
+    assert placed.graph.digest == search_result.plan.model
 
 
 @pytest.mark.parametrize(

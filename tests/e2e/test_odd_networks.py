@@ -11,6 +11,7 @@ from length import long_but
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import onnx_model
 
+import pimflow
 from pimflow.compiler.artifact import file_stems
 
 
@@ -191,3 +192,10 @@ def test_parts_without_a_name_are_refused(capsys, tmp_path):
     code, out, err = run(capsys, "compile", path, "--quiet", *ALONE)
     assert (code, out) == (3, "") and "Split 'cut' has a result without a name" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.long
+def test_c_code_of_an_extreme_begins_at_infinity():
+    node = helper.make_node("ReduceMax", ["x"], ["y"], "high", keepdims=0)
+    model = onnx_model([node], {"x": (1, 4096)}, {"y": None})
+    assert pimflow.compile(model, target="c", conventions="none").verification.is_verified

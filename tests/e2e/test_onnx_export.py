@@ -19,7 +19,9 @@ from pimflow.errors import UnsupportedOpError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.frontend.onnx_roles import ROLES_KEY
 from pimflow.hardware import system
-from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+)
 
 
 class OnnxModelBuilder:
@@ -131,7 +133,7 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
     regions, reread_regions = prepare.regions(change.network), prepare.regions(back)
     if name != "odd" and request_text[:2] != "cp":  # whose two transposed cores crop one by one
         assert (reread_regions.regions, reread_regions.outputs) == (regions.regions, regions.outputs)
-    assert roles(back.module) == roles(change.network.module)
+    assert LAYER_ROLES.read(back.module) == LAYER_ROLES.read(change.network.module)
     onnx.checker.check_model(onnx.load(path), full_check=True)
     written_graph = onnx.load(path).graph
     named = {tensor.name for tensor in written_graph.initializer}

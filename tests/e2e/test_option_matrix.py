@@ -141,7 +141,8 @@ IDLE = {
 OTHERS = {"--inputs", "--input", "--value", "--solver", "--search-seconds", "--force", "--jobs"}
 OTHERS |= {"--executor", "--cache", "--quiet", "--verbose", "--show-config", "--json", "--layers"}
 OTHERS |= {"--dump-ir", "--check-kernels", "--cuda-graphs", "--help"}
-OTHERS |= {"--weight-type"}  # of language models of the zoo alone: tests/language/test_narrow_weights.py
+# Of language models of the zoo alone: tests/language/test_narrow_weights.py and test_narrow_caches.py.
+OTHERS |= {"--weight-type", "--kv-cache-dtype"}
 PAIRS = list(itertools.combinations(OPTIONS, 2))
 # Each day other pairs are judged, all of them on request.
 SEED = int(os.environ.get("PIMFLOW_PAIRS_SEED", datetime.date.today().toordinal()))
@@ -300,7 +301,7 @@ _MEMO = {}
 
 
 @pytest.fixture
-def told(monkeypatch):
+def observations(monkeypatch):
     """What the last steps are told; they do nothing."""
     records = {}
 
@@ -347,19 +348,19 @@ def told(monkeypatch):
 _KNOWN = {}
 
 
-def outcome(options, files, told, capsys):
+def outcome(options, files, observations, capsys):
     """Exit code, and what comes out: a text."""
     key = tuple(sorted(options.items()))
     if key in _KNOWN:
         return _KNOWN[key]
     if "--plan" in options:
-        _write_plan(options, files, told, capsys)
+        _write_plan(options, files, observations, capsys)
     argv = ["compile", model_of(options, files), "--json", "--jobs", "1"]
     for name, value in options.items():
         if name == "model":
             continue
         argv += [name, files.get(value, value)] if value else [name]
-    told.clear()
+    observations.clear()
     picture = files["PICTURE"]
     code = main(argv)
     out, err = capsys.readouterr()
@@ -369,16 +370,16 @@ def outcome(options, files, told, capsys):
     row = json.loads(out)
     for seconds in ("search_seconds", "wall_seconds"):
         row.pop(seconds, None)
-    told.pop("searched", None)
+    observations.pop("searched", None)
     notes = [line for line in err.splitlines() if "no .pim trace" in line]
-    _KNOWN[key] = 0, json.dumps([row, told, notes, "--plot" in options and picture], default=str)
+    _KNOWN[key] = 0, json.dumps([row, observations, notes, "--plot" in options and picture], default=str)
     return _KNOWN[key]
 
 
-def _write_plan(options, files, told, capsys):
+def _write_plan(options, files, observations, capsys):
     """A plan for what the other options make of the network, which no search finds: a layer less on PIM."""
     others = {name: value for name, value in options.items() if name not in ("--plan", "--explain", "model")}
-    told.clear()
+    observations.clear()
     model = model_of(options, files)
     # Options that do not go with a plan do not matter here.
     argv = [item for n, v in others.items() for item in ([n, files.get(v, v)] if v else [n])]
@@ -386,7 +387,7 @@ def _write_plan(options, files, told, capsys):
     capsys.readouterr()
     if code:
         return
-    search_result = told["searched"]
+    search_result = observations["searched"]
     choices = tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions)
     plan = replace(search_result.plan, choices=choices)
     with open(files["PLAN"], "w") as file:
@@ -407,7 +408,7 @@ def needs(name):
     return dict(OPTIONS[name].needs)
 
 
-def judge(first, second, files, told, capsys):
+def judge(first, second, files, observations, capsys):
     """Assert that each of two options has an effect beside the other, or that both are refused."""
     for name, partner in ((first, second), (second, first)):
         if (name, partner) in IDLE:
@@ -420,7 +421,7 @@ def judge(first, second, files, told, capsys):
                 needs(name),
                 needs(partner),
                 files,
-                told,
+                observations,
                 capsys,
             )
             for partner_value, value in values
@@ -428,13 +429,13 @@ def judge(first, second, files, told, capsys):
         assert has_effect, f"{name} has no effect beside {partner} (PIMFLOW_PAIRS_SEED={SEED})"
 
 
-def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
+def effect(tested, partner, tested_needs, partner_needs, files, observations, capsys):
     """Whether an option changes what comes out beside another, or both are refused."""
     combined = merge_options(tested_needs, partner_needs, tested, partner)
     without = merge_options(tested_needs, partner_needs, partner)
     if combined is None or combined == without:
         return True
-    code, result = outcome(combined, files, told, capsys)
+    code, result = outcome(combined, files, observations, capsys)
     if code in (2, 3):
         # 3: the samples of --calibration do not have the shape of --shape, no decoder has such shapes, and
         # the simulator times another device.
@@ -443,21 +444,21 @@ def effect(tested, partner, tested_needs, partner_needs, files, told, capsys):
         assert code == 2 or other_shape or unfit, f"{combined}: {result}"
         return True
     assert code == 0, f"{combined}: {result}"
-    return outcome(without, files, told, capsys) != (code, result)
+    return outcome(without, files, observations, capsys) != (code, result)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pair", QUICK, ids=" ".join)
-def test_an_option_has_an_effect_or_is_refused(pair, files, told, capsys):
-    judge(*pair, files, told, capsys)
+def test_an_option_has_an_effect_or_is_refused(pair, files, observations, capsys):
+    judge(*pair, files, observations, capsys)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", OPTIONS)
-def test_each_option_has_an_effect_beside_each_other(first, files, told, capsys):
+def test_each_option_has_an_effect_beside_each_other(first, files, observations, capsys):
     """Alone it is not refused. ``PIMFLOW_ALL_PAIRS=1`` judges every pair."""
     single_option = merge_options(needs(first), {flag(first): OPTIONS[first].values[0]})
-    assert outcome(single_option, files, told, capsys)[0] == 0
+    assert outcome(single_option, files, observations, capsys)[0] == 0
     for pair in DRAWN:
         if pair[0] == first:
-            judge(*pair, files, told, capsys)
+            judge(*pair, files, observations, capsys)

@@ -101,10 +101,8 @@ TWICE = {  # arguments before the place, and the place
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("compiled") / "toy"
-    assert main(["compile", "toy", "-o", str(directory), "--quiet", "--conventions", "none"]) == 0
-    return directory
+def compiled(compiled_toy):
+    return compiled_toy[0]
 
 
 @pytest.mark.parametrize("command", long_but(["trace", "sweep"], list(TWICE)))

@@ -21,8 +21,9 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile
 from pimflow.placement.best_plan import SearchedNetwork, to_search_result
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import Solution
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.schedules import schedule_cpu
 
@@ -67,10 +68,10 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     modules = network.module, fuse_runs(network.module)
     made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
     assert made[0] != made[1]
-    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
+    assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
     monkeypatch.setattr(schedule_cpu, "_schedule", None)  # from now on no kernel is made
     monkeypatch.setattr(tile_groups, "generate", None)
-    assert [planning.buffers(module, target, system()).liveness() for module in modules] == made
+    assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
 
 
 @pytest.mark.parametrize("case", long_but(QUICK, CASES))
@@ -93,7 +94,7 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     exact = 0
     for _ in range(4):
         chosen = random_plan(generator, table, draw)
-        solution = to_solution(chosen, gpu_only.evaluation)
+        solution = Solution(candidates=chosen)
         search_result = to_search_result(inputs, solution)
         row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
         spread = max(len(set(search_result.channel_sets().values())), 1)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import pimflow
-
 jsonschema = pytest.importorskip("jsonschema")
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 FILES = {
@@ -20,10 +18,8 @@ OPEN = {"options"}  # of any form
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("schemas") / "toy"
-    pimflow.compile("toy", path)
-    return path
+def directory(compiled_toy):
+    return compiled_toy[0]
 
 
 def validator(name: str):

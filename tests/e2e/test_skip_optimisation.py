@@ -34,7 +34,7 @@ def decomposed():
 
 
 @pytest.fixture(scope="module")
-def found(decomposed):
+def skip_reduction(decomposed):
     originals = skips.original_flops(decomposed)
     return skips.find(decomposed.network, system(), "pool", originals)
 
@@ -47,33 +47,37 @@ def test_the_transposed_convolution_is_decomposed(decomposed):
 
 
 @pytest.mark.long
-def test_what_is_found_computes_the_same(decomposed, found):
-    assert found.changed and [skip.name for skip in found.copies] == ["skip"]
+def test_what_is_found_computes_the_same(decomposed, skip_reduction):
+    assert skip_reduction.changed and [skip.name for skip in skip_reduction.copies] == ["skip"]
     assert set(skips.original_flops(decomposed)) >= {"a.lconv", "up.lconv"}
-    assert found.copies[0].flops_original == 2 * 32 * 32 * 32 * 32 * 9
+    assert skip_reduction.copies[0].flops_original == 2 * 32 * 32 * 32 * 32 * 9
     inputs = decomposed.network.example_inputs()
     (before,) = decomposed.network.reference(inputs)
-    after = frontend.load(found.network.module)
+    after = frontend.load(skip_reduction.network.module)
     (result,) = after.reference(dict(zip(after.inputs, inputs.values(), strict=True)))
     assert np.abs(before - result).max() <= 1e-4 * np.abs(before).max()
 
 
-def test_no_copy_is_left_that_saves_nothing(decomposed, found):
+def test_no_copy_is_left_that_saves_nothing(decomposed, skip_reduction):
     target_system = system()
-    pool_bytes = skips.estimate_pool_bytes(found.network, target_system)
+    pool_bytes = skips.estimate_pool_bytes(skip_reduction.network, target_system)
     assert pool_bytes < skips.estimate_pool_bytes(decomposed.network, target_system)
-    assert found.transformation == "split" and found.sites == ("d_fconv",)
-    assert found.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
-    assert found.flops < found.flops_given, "the copy takes fewer operations than folding saves"
-    assert found.flops_given < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
+    assert skip_reduction.transformation == "split" and skip_reduction.sites == ("d_fconv",)
+    assert skip_reduction.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
+    assert skip_reduction.flops < skip_reduction.flops_given, (
+        "the copy takes fewer operations than folding saves"
+    )
+    assert skip_reduction.flops_given < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
 
 
-def test_a_network_is_kept_if_its_pool_would_not_shrink(found):
-    outcome = found.keep_if_smaller(lambda network: 100)
-    assert outcome.network is found.original and not outcome.copies and not outcome.sites
+def test_a_network_is_kept_if_its_pool_would_not_shrink(skip_reduction):
+    outcome = skip_reduction.keep_if_smaller(lambda network: 100)
+    assert outcome.network is skip_reduction.original and not outcome.copies and not outcome.sites
     assert "100 to 100 B" in outcome.kept_because
     assert outcome.flops == outcome.flops_given
-    outcome = found.keep_if_smaller(lambda network: 100 if network is found.original else 99)
+    outcome = skip_reduction.keep_if_smaller(
+        lambda network: 100 if network is skip_reduction.original else 99
+    )
     assert outcome.changed and (outcome.pool_given_bytes, outcome.pool_bytes) == (100, 99)
 
 

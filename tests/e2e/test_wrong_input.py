@@ -176,10 +176,8 @@ def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory):
-    path = tmp_path_factory.mktemp("artifact") / "toy"
-    assert main(["compile", "toy", "-o", str(path), "--quiet", "--conventions", "none"]) == 0
-    return path
+def artifact(compiled_toy):
+    return compiled_toy[0]
 
 
 @pytest.mark.long

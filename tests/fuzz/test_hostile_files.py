@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -335,7 +336,8 @@ def test_gguf(content, said, tmp_path, capsys):
 def exported(tmp_path_factory):
     """The members of a program of PyTorch's, by name."""
     torch = pytest.importorskip("torch", minversion="2.8")
-    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), torch.nn.ReLU()).eval()
+    layers = {"block1-0": torch.nn.Conv2d(2, 3, 1), "relu": torch.nn.ReLU()}  # torchvision has such names
+    model = torch.nn.Sequential(OrderedDict(layers)).eval()
     path = tmp_path_factory.mktemp("pt2") / "net.pt2"
     program = torch.export.export(
         model, (torch.randn(2, 2, 4, 4),), dynamic_shapes=({0: torch.export.Dim("n", max=8)},)
@@ -414,6 +416,7 @@ PT2_FILES = {
     "library of operators": (program(OPERATOR, "torch.ops.load_library"), "no operator"),
     "attribute of an operator": (program(OPERATOR, "torch.ops.__class__.mro"), "no operator"),
     "name": (program('"name": "input"', '"name": "x=print(1)"'), "no name"),
+    "name that is no identifier": (program('"name": "input"', '"name": "x-1"'), "is damaged"),
     "import": (program("builtins.tuple", '__enum__\\": 1, \\"'), "classes"),
 }
 

@@ -82,6 +82,24 @@ def test_kernels_replayed_as_graphs_compute_the_same(name, modes, tmp_path):
         np.testing.assert_array_equal(plain, replayed)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 8])
+def test_streamed_weights_compute_the_same(ahead, tmp_path):
+    """Copied from page-locked memory, beside the kernels with `ahead`, at every inference anew."""
+    x, outputs = zoo.example_inputs(zoo.load("mobilenet-v2"))["input"], []
+    for weights, distance in (("resident", 0), ("streamed", ahead)):
+        folder, system = tmp_path / weights, pimflow.system(weights=weights, copy_ahead=distance)
+        pimflow.compile(
+            "mobilenet-v2", folder, system=system, target="cuda+pim", modes="gpu", conventions="none"
+        )
+        executor = tvm.runtime.load_module(str(folder / "model-cuda.so"))["default"](tvm.cuda())
+        for scale in (1.0, 0.5, 0.25):
+            executor["set_input"]("input", tvm.runtime.tensor(scale * x))
+            executor["run"]()
+            outputs.append(executor["get_output"](0).numpy())
+    for resident, streamed in zip(outputs[:3], outputs[3:], strict=True):
+        np.testing.assert_array_equal(resident, streamed)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_running_sum_along_any_axis(axis):
     x = relax.Var("x", relax.TensorType((6, 40, 5), "float32"))

@@ -21,8 +21,6 @@ from pimflow.commands.generate.decode_step import DecodeStep
 from pimflow.commands.generate.decoding import (
     CompiledStep,
     StepRunner,
-    place_step,
-    step_regions,
     verification_inputs,
 )
 from pimflow.commands.generate.generate import generate
@@ -132,13 +130,12 @@ CONTEXT = 70
 def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes, tokens):
     """Sizes, times and energies, of the plan and of the GPU alone, are those of a graph of that length."""
     decode = decode_of(*system_and_modes, CONTEXT)
-    lengths = decode.lengths(tokens)
-    regions = step_regions(step_of(tokens, 1, 1), decode._search_request, lengths)
+    request = decode.request(tokens)
+    regions = request.regions()
     assert decode.regions(tokens) == regions and decode.regions(tokens).digest == regions.digest
     plan = replace(decode.search_result.plan, model=regions.digest)
-    _, _, exact_step = place_step(
-        step_of(tokens, 1, 1), decode._search_request.with_changes(plan=plan), lengths
-    )
+    planned = replace(request, search_request=request.search_request.with_changes(plan=plan))
+    _, _, exact_step = planned.place()
     charges = decode.charges(tokens)
     for actual, expected in (
         (charges.evaluation, exact_step.evaluation),

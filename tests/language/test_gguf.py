@@ -17,7 +17,7 @@ from gguf import GGUFWriter, RopeScalingType, quants
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
-from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.requests import Continuation, GenerationRequest
 from pimflow.errors import ModelError
 from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.gguf_decoder import read_decoder
@@ -351,7 +351,9 @@ def test_tokens_that_end_a_turn_end_a_text(tmp_path):
     path = write(tmp_path / "small.gguf", draw(True), extra=lambda writer: writer.add_eot_token_id(7))
     model = open_language_model(path)
     assert model.ends == {END, 7}
-    request = GenerationRequest(replace(model, ends=frozenset({7})), [1], "fp16", 9, lambda _: None)
+    request = GenerationRequest(
+        replace(model, ends=frozenset({7})), [1], "fp16", Continuation(9), lambda _: None
+    )
     request._emit_token(8)
     assert not request.is_done
     request._emit_token(7)

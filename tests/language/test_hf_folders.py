@@ -15,7 +15,7 @@ from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.language import open_language_model
 from pimflow.errors import ModelError, UsageError
-from pimflow.zoo.language.angle_scaling import yarn
+from pimflow.zoo.language.angle_scaling import RotaryAngles, yarn
 from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.hf_decoder import read_decoder
 from pimflow.zoo.language.reference import ReferenceDecoder
@@ -184,7 +184,7 @@ def test_yarn_turns_fast_pairs_as_before_and_slow_ones_less(folder):
     """By the ramp of the paper, between 32 turns and one over the first context."""
     path, _ = folder
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    scaled = yarn(1e4, 64, 4096, factor=4.0)
+    scaled = yarn(RotaryAngles(base=1e4, turned=64, length=4096), factor=4.0)
     low, high = (32 * math.log(4096 / (turns * 2 * math.pi)) / math.log(1e4) for turns in (32, 1))
     ramp = np.clip((np.arange(32) - math.floor(low)) / (math.ceil(high) - math.floor(low)), 0, 1)
     assert np.allclose(1 / np.array(scaled.factors), ramp / 4 + 1 - ramp)

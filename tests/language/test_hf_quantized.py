@@ -51,7 +51,7 @@ def awq_words(values: np.ndarray) -> np.ndarray:
     return words(values.reshape(*values.shape[:-1], -1, 8)[..., AWQ_ORDER].reshape(values.shape), 4)
 
 
-def quantised(rng, shape, method, bits, group, *, zeros=True, order=None, offset=1):
+def quantise(rng, shape, method, bits, group, *, zeros=True, order=None, offset=1):
     """Tensors of a product in a file, and the values that they stand for, [inputs, outputs]."""
     inputs, outputs = shape
     steps = rng.integers(0, 1 << bits, shape)
@@ -74,7 +74,7 @@ def write_folder(path, config, *, turned=False, **form):
     method, arrays, expected = config["quant_method"], {}, {}
     for name, shape in PRODUCTS.items():
         order = rng.permutation(np.arange(shape[0]) // form["group"]) if turned else None
-        parts, expected[name] = quantised(rng, shape, method, config["bits"], order=order, **form)
+        parts, expected[name] = quantise(rng, shape, method, config["bits"], order=order, **form)
         arrays |= {f"{block}{name}.{part}": array for part, array in parts.items()}
     for name in ("model.norm", f"{block}input_layernorm", f"{block}post_attention_layernorm"):
         arrays[f"{name}.weight"] = np.ones(HIDDEN, np.float32)

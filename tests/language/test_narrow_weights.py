@@ -8,7 +8,7 @@ from decoders import SMALL
 
 import pimflow
 from pimflow import zoo
-from pimflow.commands.generate.decoding import Lengths, place_step
+from pimflow.commands.generate.decoding import Lengths, StepRequest
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -146,19 +146,17 @@ def test_integers_need_weights_of_integers(model, types, says):
         pimflow.generate(model, prompt="a", n=1, activation_type="int8", **types)
 
 
-def searched_head(pim: str, kind: str | None):
+def head_result(pim: str, kind: str | None):
     """The search result of the output layer of tiny-lm."""
     decoder = zoo.decoder("tiny-lm")
     decoder = decoder.with_weights(kind) if kind else decoder
     request = SearchRequest.from_arguments(pimflow.system(pim=pim)).validate()
-    return place_step(graph.head_graph(decoder), request, Lengths(attended=1))[2]
+    return StepRequest(graph.head_graph(decoder), request, Lengths(attended=1)).place()[2]
 
 
 def test_both_devices_count_the_bytes_of_a_type():
     results = {
-        (pim, kind): searched_head(pim, kind)
-        for pim in (NARROW[0], "newton-gddr6")
-        for kind in (None, "q4_0")
+        (pim, kind): head_result(pim, kind) for pim in (NARROW[0], "newton-gddr6") for kind in (None, "q4_0")
     }
     for (_, kind), result in results.items():
         head = result.graph.region("head")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pimflow
-from pimflow.commands.generate.decoding import Lengths, place_step, step_times
+from pimflow.commands.generate.decoding import Lengths, StepRequest, step_times
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.region import ConvGeometry
@@ -74,7 +74,7 @@ def test_no_plan_is_below_the_bound(pim, weights, batch, channels):
     system = without_launches(pim, channels)
     lengths = Lengths(attended=64, places=64, batch=batch)
     request = SearchRequest.from_arguments(system).validate()
-    result = place_step(graph.block_graph(decoder, 64, batch=batch), request, lengths)[2]
+    result = StepRequest(graph.block_graph(decoder, 64, batch=batch), request, lengths).place()[2]
     kv_elements = decoder.kv_bytes_per_token(1)
     parts = step_times(result, lengths, kv_elements, decoder.group)
     bound_ns = shared_bound_ns(parts, pim_share(system))
@@ -91,7 +91,8 @@ def test_no_plan_is_below_the_bound(pim, weights, batch, channels):
 def test_the_bound_without_pim_is_that_of_the_gpus_reads():
     system = without_launches("newton-gddr6", 0)
     request = SearchRequest.from_arguments(system).validate()
-    result = place_step(graph.head_graph(replace(SMALL, hidden=256)), request, Lengths(attended=1))[2]
+    head = graph.head_graph(replace(SMALL, hidden=256))
+    result = StepRequest(head, request, Lengths(attended=1)).place()[2]
     parts = weight_times(result.graph, 1, system)
     expected = 256 * SMALL.vocabulary * 2 / (32 * system.gpu.channel_bytes_per_ns)
     assert shared_bound_ns(parts, pim_share(system)) == pytest.approx(expected)

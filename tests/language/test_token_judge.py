@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pimflow.commands.generate.language import open_language_model
-from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.requests import Continuation, GenerationRequest
 from pimflow.commands.generate.token_judge import TokenVerifier
 from pimflow.errors import VerificationError
 from pimflow.zoo.language.tokens import TokenText
@@ -98,7 +98,7 @@ def test_what_is_no_character_yet_is_told_when_a_text_ends():
         told = []
         tokenizer = SimpleNamespace(decoder=lambda: TokenText([b"\xc3", b""]))
         language = SimpleNamespace(tokenizer=tokenizer, ends=frozenset({1}))
-        request = GenerationRequest(language, [0], "fp16", n, told.append)
+        request = GenerationRequest(language, [0], "fp16", Continuation(n), told.append)
         for step_logits in logits:
             request.record_step(
                 request.pending_tokens[:], np.array([step_logits]), SimpleNamespace(layers_on_pim=frozenset())

@@ -27,7 +27,7 @@ class Cache:
         self.key, self.value = key, value
 
 
-class Decoder(torch.nn.Module):
+class CachedDecoder(torch.nn.Module):
     """A block of attention, over a cache in buffers (`places`) or one that it is given."""
 
     def __init__(self, places: int) -> None:
@@ -61,7 +61,7 @@ class Decoder(torch.nn.Module):
 
 def greedy_tokens(n: int, window: int) -> tuple[int, ...]:
     """The next tokens, without a cache, by PyTorch itself; each attends to a window of the last ones."""
-    decoder, sequence = Decoder(0).eval(), list(PROMPT)
+    decoder, sequence = CachedDecoder(0).eval(), list(PROMPT)
     while len(sequence) < len(PROMPT) + n:
         places = torch.arange(len(sequence))
         with torch.no_grad():
@@ -72,7 +72,9 @@ def greedy_tokens(n: int, window: int) -> tuple[int, ...]:
     return tuple(sequence[len(PROMPT) :])
 
 
-def export(decoder: Decoder, cache: Cache | None, axes: dict[int, object]) -> torch.export.ExportedProgram:
+def export(
+    decoder: CachedDecoder, cache: Cache | None, axes: dict[int, object]
+) -> torch.export.ExportedProgram:
     """The program of a step of one token."""
     numbers = (torch.tensor([[5]]), torch.tensor([3]))
     if cache is None:
@@ -105,9 +107,9 @@ def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tm
     """Also if its cache is an object of a class that is not there when it is read, or has a window."""
     path, empty = tmp_path / "step.pt2", Cache(*(torch.zeros(1, HEADS, 3, SIZE) for _ in range(2)))
     program = (
-        export(Decoder(PLACES).eval(), None, {})
+        export(CachedDecoder(PLACES).eval(), None, {})
         if form == "static"
-        else export(Decoder(0).eval(), empty, {2: torch.export.Dim.AUTO})
+        else export(CachedDecoder(0).eval(), empty, {2: torch.export.Dim.AUTO})
     )
     torch.export.save(program, path)
     registered()
@@ -123,7 +125,7 @@ def test_a_program_writes_what_pytorch_does_without_a_cache(form, registered, tm
 def test_a_program_that_reads_unused_places_is_refused(registered, tmp_path):
     """Before anything runs: its cache has a fixed length, and no mask."""
     empty = Cache(*(torch.zeros(1, HEADS, 3, SIZE) for _ in range(2)))
-    torch.export.save(export(Decoder(0).eval(), empty, {}), tmp_path / "step.pt2")
+    torch.export.save(export(CachedDecoder(0).eval(), empty, {}), tmp_path / "step.pt2")
     registered()
     with pytest.raises(ModelError, match="attends to all 3 places of its caches, used or not"):
         open_language_model(tmp_path / "step.pt2")

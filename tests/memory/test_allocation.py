@@ -49,42 +49,42 @@ def network(request):
 
 
 @pytest.fixture(scope="module")
-def measured(network):
+def allocation_runs(network):
     return pimflow.measure_allocations(network[0], batch=network[1], runs=1)
 
 
 @pytest.fixture(scope="module")
-def planned(network):
+def allocation_plan(network):
     return pimflow.plan_memory(network[0], system(), batch=network[1])
 
 
 @pytest.mark.long
-def test_the_pool_is_one_allocation_of_the_planned_size(measured, planned):
-    pool = measured["pool"]
+def test_the_pool_is_one_allocation_of_the_planned_size(allocation_runs, allocation_plan):
+    pool = allocation_runs["pool"]
     assert (pool.allocations, pool.groups) == (1, 1)
-    assert pool.allocated_bytes == planned.plan.pool_bytes
+    assert pool.allocated_bytes == allocation_plan.plan.pool_bytes
 
 
-def test_eager_and_lazy_allocate_what_the_analysis_says(measured, planned):
-    eager, lazy = measured["eager"], measured["lazy"]
-    assert eager.allocations == lazy.allocations == planned.eager_allocations > 1
-    assert eager.allocated_bytes == lazy.allocated_bytes == planned.eager_bytes
-    assert (eager.groups, lazy.groups) == (1, planned.lazy_groups)
+def test_eager_and_lazy_allocate_what_the_analysis_says(allocation_runs, allocation_plan):
+    eager, lazy = allocation_runs["eager"], allocation_runs["lazy"]
+    assert eager.allocations == lazy.allocations == allocation_plan.eager_allocations > 1
+    assert eager.allocated_bytes == lazy.allocated_bytes == allocation_plan.eager_bytes
+    assert (eager.groups, lazy.groups) == (1, allocation_plan.lazy_groups)
 
 
 @pytest.mark.skipif(heap_bytes() is None, reason="the C library does not say what it has handed out")
-def test_the_measured_peak_is_the_planned_one(measured, planned):
+def test_the_measured_peak_is_the_planned_one(allocation_runs, allocation_plan):
     expected = {
-        "pool": planned.plan.pool_bytes,
-        "eager": planned.eager_bytes,
-        "lazy": planned.lazy_peak_bytes,
+        "pool": allocation_plan.plan.pool_bytes,
+        "eager": allocation_plan.eager_bytes,
+        "lazy": allocation_plan.lazy_peak_bytes,
     }
     for allocation, size_bytes in expected.items():
-        assert abs(measured[allocation].peak_bytes - size_bytes) <= NOISE_BYTES
+        assert abs(allocation_runs[allocation].peak_bytes - size_bytes) <= NOISE_BYTES
 
 
-def test_a_program_without_kernels_takes_less(measured):
-    for run in measured.values():
+def test_a_program_without_kernels_takes_less(allocation_runs):
+    for run in allocation_runs.values():
         assert 0 < run.allocating_ns < run.latency_ns
 
 

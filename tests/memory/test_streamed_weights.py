@@ -1,5 +1,11 @@
 """Are weights copied in time, is their place free again behind them, and is the pool what was planned?"""
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +16,7 @@ from length import examples
 from onnx import helper, numpy_helper
 from onnx_models import onnx_model
 from tvm import relax
+from tvm_ffi import libinfo
 
 import pimflow
 from pimflow import frontend
@@ -237,6 +244,33 @@ def test_cuda_code_is_built_with_weights_on_the_host():
     text = lowered["main"].script()
     assert "metadata" not in text and text.count("pimflow.begin_weight_copy") > 1
     assert [module.kind for module in lowered.attrs["external_mods"]] == ["pimflow_weights"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("c++"), reason="builds a device with a C++ compiler")
+def test_copies_to_cuda_run_beside_kernels_and_in_time(tmp_path):
+    """On a device that only records, kernels read their weights, whether other streams are early or late."""
+    folder, library = Path(__file__).parent, tmp_path / "device.so"
+    tvm_folder = Path(tvm.__file__).parent
+    headers = [tvm_folder / "include", libinfo.find_include_path(), libinfo.find_dlpack_include_path()]
+    command = ["c++", "-std=c++17", "-w", "-shared", "-fPIC", *(f"-I{header}" for header in headers)]
+    command += [str(folder / "recording_device.cc"), "-o", str(library)]
+    command += [f"-L{tvm_folder / 'lib'}", "-ltvm_runtime"]
+    subprocess.run(command, check=True)
+    replayed = subprocess.run(
+        [sys.executable, str(folder / "replay_copies.py"), str(library)], capture_output=True, text=True
+    )
+    assert replayed.returncode == 0, replayed.stderr
+    replays = json.loads(replayed.stdout)
+    assert [(replay["ahead"], replay["eager"]) for replay in replays] == [
+        (ahead, eager) for ahead in (0, 2) for eager in (False, True)
+    ]
+    for replay in replays:
+        assert replay["wrong"] == [] and replay["pageable"] == 0
+        assert replay["among_kernels"] == (0 if replay["ahead"] else replay["copies"])
+        assert replay["copies"] > 8
+    # Two kernels ahead, each with a filter and a bias at most; streams are used again.
+    assert [replay["streams"] for replay in replays] == [0, 0, 4, 0]
 
 
 def timeline(*spans: tuple[float, float]) -> Timeline:

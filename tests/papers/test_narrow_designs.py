@@ -43,3 +43,12 @@ def test_scales_of_groups_are_near_the_letter():
     assert times.cascade_ns / times.fp16_ns == pytest.approx(1.07, rel=0.15)
     assert times.plain_ns / times.cascade_ns == pytest.approx(1.55, rel=0.15)
     assert times.fp16_ns < times.in_unit_ns < times.cascade_ns < times.plain_ns
+
+
+@pytest.mark.long
+def test_each_term_of_w4a8kv4_shortens_a_block():
+    fp16, narrow, wide, bytes_, fast = narrow_designs.p3_times(PimSpec.load("hbm-pim"))
+    assert narrow.comps_ns == fp16.comps_ns == 4 * wide.comps_ns == 8 * fast.comps_ns
+    assert bytes_.vectors_ns < 0.6 * wide.vectors_ns
+    assert fp16.block_ns > narrow.block_ns > wide.block_ns > bytes_.block_ns > fast.block_ns
+    assert fp16.block_ns / fast.block_ns == pytest.approx(narrow_designs.P3_PUBLISHED, rel=0.15)

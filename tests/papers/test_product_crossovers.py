@@ -22,15 +22,15 @@ TOKENS = (1, 4, 16, 64)
 
 
 @pytest.fixture(scope="module")
-def found():
+def crossings():
     decoder = zoo.decoder("gpt-2")
     profiling = Profiling()
     return [crossovers.product_crossing(decoder, "query", tokens, SYSTEM, profiling) for tokens in TOKENS]
 
 
-def test_times_of_a_product_match_the_layer_and_exceed_the_row_bound(found):
+def test_times_of_a_product_match_the_layer_and_exceed_the_row_bound(crossings):
     gpu, dtype = SYSTEM.gpu, SYSTEM.dtype
-    for crossing in found:
+    for crossing in crossings:
         layer = parse_layer(f"fc:{crossing.tokens}x{crossing.inputs},{crossing.outputs}")
         alone = kernel_cost(convolution_kernel(layer, dtype), gpu, dtype=dtype, channels=gpu.memory_channels)
         assert crossing.gpu_ns == pytest.approx(alone.total_ns, abs=1e-3)
@@ -43,8 +43,8 @@ def test_times_of_a_product_match_the_layer_and_exceed_the_row_bound(found):
         )
 
 
-def test_pim_gains_less_the_more_tokens_share_the_weights(found):
-    gains = [crossing.gpu_ns / crossing.pim_ns for crossing in found]
+def test_pim_gains_less_the_more_tokens_share_the_weights(crossings):
+    gains = [crossing.gpu_ns / crossing.pim_ns for crossing in crossings]
     assert gains[0] > 1 > gains[-1] and gains[1:] == sorted(gains[1:], reverse=True)
 
 
@@ -71,9 +71,9 @@ def test_banks_use_each_weight_so_often_while_the_gpu_reads_it():
         assert crossovers.uses_while_read(wider) < uses
 
 
-def test_the_chart_has_a_line_for_each_product_and_a_point_for_each_time(found):
-    others = [replace(point, model="other") for point in found]
-    chart = crossovers.speedup_chart({"a": [*found, *others], "b": found})
+def test_the_chart_has_a_line_for_each_product_and_a_point_for_each_time(crossings):
+    others = [replace(point, model="other") for point in crossings]
+    chart = crossovers.speedup_chart({"a": [*crossings, *others], "b": crossings})
     drawn_points = {(point["system"], point["model"], point["tokens"]) for point in chart["data"]["values"]}
     assert drawn_points == {
         (name, model, tokens)

@@ -9,7 +9,11 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import relax as R
 
-from pimflow.relay_passes.flat import main_bindings, shape, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    main_bindings,
+    shape,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -111,7 +115,7 @@ def fused_chain(x_shape, channels, outputs, *, activation="relu", pool=None, mea
 
     mod = relax.transform.CanonicalizeBindings()(graph(network, x_shape))
     last = main_bindings(mod)[-1].var.name
-    return with_roles(mod, {"lconv": "lconv"} | ({last: "fconv"} if outputs else {}))
+    return LAYER_ROLES.attach(mod, {"lconv": "lconv"} | ({last: "fconv"} if outputs else {}))
 
 
 OPERATORS = {

@@ -7,7 +7,11 @@ import tvm
 from hypothesis import strategies as st
 from tvm import relax
 
-from pimflow.relay_passes.flat import rebuild, with_layer_names, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
+    rebuild,
+)
 
 ACTIVATIONS = {"relu": relax.op.nn.relu, "sigmoid": relax.op.sigmoid}
 
@@ -62,7 +66,7 @@ class SkipGraph:
         self.builder.emit_func_output(result)
         self.scopes[0].__exit__(None, None, None)
         mod = rebuild(self.builder.get(), lambda *_: None)
-        return with_roles(with_layer_names(mod, self.names), self.roles)
+        return LAYER_ROLES.attach(LAYER_NAMES.attach(mod, self.names), self.roles)
 
 
 @st.composite

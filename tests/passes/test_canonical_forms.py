@@ -64,7 +64,7 @@ def test_a_concatenation_of_one_is_what_it_concatenates():
 # --- softmax that is guarded against hidden rows ---
 
 
-def guarded(emit, scores, axis=-1):
+def guard(emit, scores, axis=-1):
     """As PyTorch decomposes its attention."""
     op = relax.op
     weights = emit(op.nn.softmax(scores, axis))
@@ -81,7 +81,7 @@ def scores_of(emit, x, y, mask=None):
 
 def attention(mask=None):
     def build(emit, x, y):
-        return guarded(emit, scores_of(emit, x, y, mask))
+        return guard(emit, scores_of(emit, x, y, mask))
 
     return module(build, dims=(2, 3, 4, 5), second=(2, 3, 5, 4))
 
@@ -111,7 +111,7 @@ def test_a_row_that_a_mask_hides_stays_guarded():
 
 def test_scores_of_a_computed_mask_stay_guarded():
     is_left(
-        PlainSoftmax, module(lambda emit, x, y: guarded(emit, emit(relax.op.add(x, y))), second=(2, 3, 4, 4))
+        PlainSoftmax, module(lambda emit, x, y: guard(emit, emit(relax.op.add(x, y))), second=(2, 3, 4, 4))
     )
 
 

@@ -21,7 +21,14 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.decompose import Decompose, decomposable_layers
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, roles, shape, with_layer_names
+from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    LAYER_ROLES,
+    main_bindings,
+    operator,
+    rebuild,
+    shape,
+)
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -172,7 +179,7 @@ def test_transposed_convolutions_are_decomposed_as_such(data):
     links = decompositions["up"].links
     assert links[0].scale == links[-1].scale == (1, 1)
     assert np.prod([link.scale for link in links], axis=0).tolist() == strides
-    assert list(roles(after)) == [f"up.{link.name}" for link in links]
+    assert list(LAYER_ROLES.read(after)) == [f"up.{link.name}" for link in links]
     # The last link makes the full map; the maps before it are smaller.
     last = next(b for b in main_bindings(after) if b.var.name == "up_lconv")
     assert shape(last.var) == shape(main_bindings(after)[-1].var)
@@ -294,12 +301,12 @@ def test_names_of_other_layers_stay_even_if_they_are_those_of_a_chain():
         y = builder.emit(relax.op.nn.relu(conv(builder, x, 4, name="a")))
         return builder.emit(relax.op.nn.relu(conv(builder, y, 5, kernel=(1, 1), name="a_fconv")))
 
-    before = with_layer_names(module(body), {"a": "a", "a_fconv": "a.fconv"})
+    before = LAYER_NAMES.attach(module(body), {"a": "a", "a_fconv": "a.fconv"})
     after = Decompose({"a": chains(before)["a"]})(before)
     regions = {region.name: region for region in extract_regions(after).regions}
     assert list(regions) == ["a.fconv_", "a.core", "a.lconv", "a.fconv"]
     assert [region.role for region in regions.values()] == ["fconv", "core", "lconv", ""]
-    assert roles(after).keys() == {"a.fconv_", "a.core", "a.lconv"}
+    assert LAYER_ROLES.read(after).keys() == {"a.fconv_", "a.core", "a.lconv"}
 
 
 @pytest.mark.long

@@ -13,7 +13,9 @@ from tvm.script import relax as R
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.flat import with_layer_names
+from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+)
 from pimflow.relay_passes.regions.extract_regions import extract_regions, filters
 
 
@@ -178,7 +180,7 @@ def test_layers_without_names_get_distinct_ones():
 def test_two_layers_of_one_name_are_refused():
     mod = onnx_graph.from_onnx(conv_pair("a", "b"))
     with pytest.raises(UnsupportedOpError, match=r"two layers carry the same name.*; rename"):
-        extract_regions(with_layer_names(mod, {"a": "conv", "b": "conv"}))
+        extract_regions(LAYER_NAMES.attach(mod, {"a": "conv", "b": "conv"}))
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "Softmax", "ReduceMean"])

@@ -239,10 +239,11 @@ def test_an_operator_of_8_bits_is_exact(model):
 
 @pytest.mark.parametrize("kind", ["QLinearConv", "QGemm", "QLinearMatMul"])
 def test_a_product_of_8_bits_is_one_kernel(kind):
-    regions = extract_regions(onnx_graph.from_onnx(BYTES[kind])).regions
-    product = regions[1]
-    assert [region.operator for region in regions] == ["quantize", product.operator, "dequantize"]
-    assert product.operators[-4:] == ("round", "add", "clip", "astype")
+    (product,) = extract_regions(onnx_graph.from_onnx(BYTES[kind])).regions
+    assert product.kernel.integers and product.geometry.weights == product.geometry.activations == "int8"
+    kinds = [name for name in product.operators if name != "permute_dims"]
+    narrow = ["round", "add", "clip", "astype"]
+    assert kinds[1:5] == narrow and kinds[-7:] == [*narrow, "astype", "subtract", "multiply"]
 
 
 @pytest.mark.parametrize(

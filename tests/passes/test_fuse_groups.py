@@ -19,9 +19,16 @@ from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS
 from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import target_by_name
-from pimflow.relay_passes.flat import fused_runs, layer_name, main_bindings, operator, with_roles
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    fused_runs,
+    layer_name,
+    main_bindings,
+    operator,
+)
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs, whole_chains
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
+from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
 from pimflow.relay_passes.operators import BINARY, UNARY
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
@@ -140,7 +147,7 @@ def test_tensors_between_are_gone(pool, outputs):
 def test_chains_are_found_by_role_not_by_shape():
     mod = fused_chain((1, 8, 8, 4), 32, 4)
     assert len(activation_chains(mod)) == 1
-    assert activation_chains(with_roles(mod, {"lconv": "lconv"})) == []
+    assert activation_chains(LAYER_ROLES.attach(mod, {"lconv": "lconv"})) == []
 
 
 def read_twice(emit, x):
@@ -195,7 +202,7 @@ def flat_result(emit, x, _):
 
 def roles_of(network, *shapes) -> tvm.IRModule:
     mod = relax.transform.CanonicalizeBindings()(graph(network, *shapes))
-    return with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})
+    return LAYER_ROLES.attach(mod, {"lconv": "lconv", "fconv": "fconv"})
 
 
 @pytest.mark.long
@@ -205,6 +212,32 @@ def test_the_last_region_of_a_run_may_go_on_pixel_by_pixel():
     assert region_runs(mod) == (("lconv", "fconv"),)
     together = OutlineGroups({("lconv", "fconv"): ""})(mod)
     assert len(kernel_groups(together)) == 1
+    arrays = [RNG.standard_normal([int(d) for d in p.ty.shape]).astype("float32") for p in mod["main"].params]
+    expected, result = (ran(module, *arrays) for module in (mod, together))
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def sum_of_parts(emit, x, y):
+    x = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
+    part = emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 4)), name_hint="part")))
+    return emit(op.add(part, emit(convolution(x, constant(4, 1, 1, 32)), name_hint="fconv")))
+
+
+def window_of_a_part(emit, _, y):
+    part = emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 4)), name_hint="part")))
+    y = emit(convolution(part, constant(32, 3, 3, 4), padding=(1, 1)), name_hint="lconv")
+    return emit(op.nn.relu(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv")))
+
+
+@pytest.mark.parametrize(("network", "count"), [(sum_of_parts, 1), (window_of_a_part, 0)])
+def test_a_result_lies_over_an_operand_that_has_its_tiles(network, count):
+    """A tile with a halo reads elements that another tile has stored."""
+    mod = roles_of(network, (1, 40, 40, 8), (1, 40, 40, 4))
+    together = FuseGroups(whole_chains(mod) if count else [["lconv", "fconv"]])(mod)
+    assert len(fused_runs(together)) == 1
+    lowered = pipeline.allocate(together, CPU, system())
+    tiled = [gv for gv in buffers(lowered).kernels_in_place if gv.name_hint.startswith("tiled")]
+    assert len(tiled) == count
     arrays = [RNG.standard_normal([int(d) for d in p.ty.shape]).astype("float32") for p in mod["main"].params]
     expected, result = (ran(module, *arrays) for module in (mod, together))
     assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -12,12 +12,18 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from pimflow.relay_passes.decomposition.fold_fconvs import FoldFconvs, fconv_sites
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
 from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat
-from pimflow.relay_passes.flat import main_bindings, operator, roles, shape, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    main_bindings,
+    operator,
+    shape,
+)
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -136,7 +142,7 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
 def test_merged_lconvs_compute_the_same_on_llvm(before):
     after = MergeLconvs()(before)
     assert {"a_lconv", "b_lconv"} & {*names(after, "nn.conv2d")} == set()
-    assert roles(after)["met.lconv"] == "lconv"
+    assert LAYER_ROLES.read(after)["met.lconv"] == "lconv"
     (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
     assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
@@ -148,7 +154,7 @@ def test_split_fconvs_compute_the_same_on_llvm(activation):
     before = joint_layers((activation, "relu"))
     after = SplitConcat()(before)
     assert names(after, "nn.conv2d").count("c_fconv") == 0 and "concat" not in operators(after)
-    assert roles(after)["c.fconv_1"] == roles(after)["c.fconv_2"] == "fconv"
+    assert LAYER_ROLES.read(after)["c.fconv_1"] == LAYER_ROLES.read(after)["c.fconv_2"] == "fconv"
     assert flops(after) == flops(before)
     (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
     assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
@@ -186,7 +192,7 @@ def test_a_merged_filter_is_block_diagonal_of_a_sum_side_by_side():
         joint_layers(("relu", "sigmoid")),
         joint_layers(("relu", None)),
         joint_layers(join="add"),  # a sum of activations is no sum of lconvs
-        with_roles(joint_layers(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
+        LAYER_ROLES.attach(joint_layers(), {"c.fconv": "fconv"}),  # shapes of lconvs without the role
     ],
 )
 def test_lconvs_that_do_not_agree_stay(before):
@@ -202,12 +208,8 @@ def test_an_lconv_that_others_read_stays():
 
 
 def test_what_is_no_fconv_of_a_concatenation_is_not_split():
-    for before in (
-        with_roles(
-            joint_layers(), {name: role for name, role in roles(joint_layers()).items() if role != "fconv"}
-        ),
-        joint_layers(join="add"),
-    ):
+    roles = {name: role for name, role in LAYER_ROLES.read(joint_layers()).items() if role != "fconv"}
+    for before in (LAYER_ROLES.attach(joint_layers(), roles), joint_layers(join="add")):
         tvm.ir.assert_structural_equal(SplitConcat()(before), before)
 
 
@@ -279,3 +281,42 @@ def test_folding_keeps_values_and_saves_operations(module):
     assert flops(folded) < flops(module) if sites else folded.same_as(module)
     assert not fold_sites(folded)
     tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
+
+
+def test_an_fconv_of_an_input_becomes_part_of_its_core():
+    @I.ir_module
+    class FirstLayerBefore:
+        @R.function
+        def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 2, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
+            with R.dataflow():
+                t = R.permute_dims(x, [0, 2, 3, 1])
+                f = conv2d_nhwc(t, [[[[1.0, 3.0]]]])
+                c = conv2d_nhwc(f, [[[[1.0], [2.0]], [[4.0], [5.0]]]], strides=[2, 2])
+                R.output(c)
+            return c
+
+    @I.ir_module
+    class FirstLayerExpected:
+        @R.function
+        def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 2, 1), "float32"):
+            R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
+            with R.dataflow():
+                t = R.permute_dims(x, [0, 2, 3, 1])
+                c = conv2d_nhwc(t, [[[[1.0, 3.0], [2.0, 6.0]], [[4.0, 12.0], [5.0, 15.0]]]], strides=[2, 2])
+                R.output(c)
+            return c
+
+    folded = FoldFconvs()(FirstLayerBefore)
+    tvm.ir.assert_structural_equal(folded, FirstLayerExpected)
+    assert FoldFconvs()(folded).same_as(folded)
+
+
+@settings(max_examples=examples(15))
+@given(networks())
+def test_folding_first_layers_keeps_values_and_all_other_layers(module):
+    """Padding and strides stay, and a layer behind another one keeps its fconv."""
+    sites, folded = fconv_sites(module), FoldFconvs()(module)
+    assert close(module, folded)
+    assert len(main_bindings(module)) - len(main_bindings(folded)) == len(sites)
+    assert not fconv_sites(folded) and (sites or folded.same_as(module))

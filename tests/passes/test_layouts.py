@@ -11,7 +11,7 @@ from length import examples, long_but
 from tvm import relax
 from tvm.relax import op
 
-from pimflow.compiler.build import with_primitives
+from pimflow.compiler.build import LayerPrimitives, with_primitives
 from pimflow.compiler.kernel_calls import kernel_parts
 from pimflow.core.region import CONCAT_SUFFIX, MOVES
 from pimflow.hardware import system
@@ -90,7 +90,7 @@ def problem(mod: tvm.IRModule) -> SelectionProblem:
 def compile_choice(mod: tvm.IRModule, choice) -> tvm.IRModule:
     primitives = {n: PRIMITIVES[c.primitive] for n, c in choice.items() if c.primitive}
     layouts = {n: c.input.layout.value for n, c in choice.items() if not c.primitive}
-    return with_primitives(mod, primitives, layouts)
+    return with_primitives(mod, LayerPrimitives(primitives, layouts))
 
 
 def layout_moves(mod: tvm.IRModule, original: tvm.IRModule) -> set[tuple[str, str]]:

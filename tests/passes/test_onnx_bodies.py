@@ -4,11 +4,13 @@ ONNX's own evaluator runs them, so no importer and no kernel is between them and
 """
 
 import functools
+import importlib
 
 import numpy as np
 import pytest
+from onnx.backend.test.case import node
 from onnx.reference import ReferenceEvaluator
-from onnx_node_tests import constants_model, node_tests
+from onnx_node_tests import constants_model
 
 from pimflow import zoo
 from pimflow.frontend.onnx_bodies import BODIES, needs_body
@@ -34,21 +36,22 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tests():
-    return node_tests()
-
-
 @pytest.mark.parametrize("operator", FAMILIES)
-def test_bodies(tests, operator):
-    chosen = [test for name, test in tests.items() if FAMILIES[operator] in name and "expanded" not in name]
+def test_bodies(operator):
+    # The tests of an operator are made where its module is imported; those of all take seconds.
+    importlib.import_module(f"{node.__name__}.{operator.lower()}")
+    chosen = [
+        test
+        for test in node._NodeTestCases
+        if FAMILIES[operator] in test.name and "expanded" not in test.name
+    ]
     assert chosen
     for test in chosen:
         model, [(inputs, expected)] = constants_model(test.model, test.data_sets[0])
         model = zoo.load_model(model)
         weights = {tensor.name: tensor for tensor in model.graph.initializer}
         foreign.expand(model, weights, BODIES, functools.partial(needs_body, scalars=set()))
-        kinds = {node.op_type for node in model.graph.node}
+        kinds = {operation.op_type for operation in model.graph.node}
         assert operator in ("LSTM",) or operator not in kinds, test.name
         names = [value.name for value in model.graph.input]
         types = [zoo.input_types(model)[name][1] for name in names]

@@ -7,7 +7,7 @@ import pytest
 from onnx_node_tests import BROKEN, CONSTANTS, OTHERS, REFUSED, RIGHT, WRONG, node_tests, outcome, sample
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = 30  # of each part; `scripts/onnx_node_tests.py` runs all
+TESTS = 150  # of each part; `scripts/onnx_node_tests.py` runs all
 # What was wrong once: by importers, by kernels, or refused in words that say nothing.
 MENDED = {
     "test_affine_grid_3d_align_corners_expanded": CONSTANTS,

@@ -15,7 +15,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, copy_sources, skips
-from pimflow.relay_passes.flat import main_bindings, rebuild, roles, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    main_bindings,
+    rebuild,
+)
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -33,8 +37,8 @@ def hourglass(*, role: str = "lconv", branch: int = 8):
     skip = graph.layer(graph.x, branch, "a")
     y = graph.layer(graph.layer(skip, 8, "b"), branch, "c")
     mod = graph.module(graph.emit(relax.op.nn.relu(graph.add(skip, y, "sum")), "result"))
-    current_roles = roles(mod)
-    return with_roles(mod, current_roles | {"a.lconv": role}) if role != "lconv" else mod
+    current_roles = LAYER_ROLES.read(mod)
+    return LAYER_ROLES.attach(mod, current_roles | {"a.lconv": role}) if role != "lconv" else mod
 
 
 def test_a_copy_is_made_right_before_the_distant_use():
@@ -106,7 +110,9 @@ def test_any_network_computes_the_same_bits(before):
     assert skips(after) == ()
     extract_regions(after)  # names are unique
     copies = copy_sources(after)
-    assert {roles(after).get(copy, "") for copy in copies if roles(before).get(copies[copy])} <= {"lconv"}
+    assert {
+        LAYER_ROLES.read(after).get(copy, "") for copy in copies if LAYER_ROLES.read(before).get(copies[copy])
+    } <= {"lconv"}
     for skip in connections:
         assert len(set(skip.restores)) == len(skip.restores)
         assert not set(skip.reduced) & set(skip.restores)
@@ -183,7 +189,7 @@ def test_roles_come_from_the_attribute_and_not_from_shapes():
     # restored by the convolution that looks like an lconv, from what is known as reduced
     (connection,) = skips(mod)
     assert connection.reduced == ("a_core",)
-    plain = with_roles(mod, {})
+    plain = LAYER_ROLES.attach(mod, {})
     assert skips(plain) == ()
     tvm.ir.assert_structural_equal(optimize(plain), plain)
 

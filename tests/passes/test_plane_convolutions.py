@@ -15,26 +15,30 @@ LINE, SPACE, PLANE = (2, 4, 16), (2, 4, 3, 6, 5), (2, 4, 6, 5)
 RNG = np.random.default_rng(0)
 
 
-def drawn(*dims):
+def random_constant(*dims):
     return relax.const(RNG.standard_normal(dims).astype(np.float32))
 
 
 def conv1d(x, **attributes):
-    return relax.op.nn.conv1d(x, drawn(8, 4 // attributes.get("groups", 1), 3), **attributes)
+    return relax.op.nn.conv1d(x, random_constant(8, 4 // attributes.get("groups", 1), 3), **attributes)
 
 
 def chain(emit, x):
     """A convolution, a normalisation, an activation, a pool, and a sum of two convolutions."""
     op = relax.op
-    y = emit(op.add(emit(conv1d(x, padding=1)), drawn(1, 8, 1)))
+    y = emit(op.add(emit(conv1d(x, padding=1)), random_constant(1, 8, 1)))
     y = emit(
         op.nn.batch_norm(
-            y, *(drawn(8) for _ in range(3)), relax.const(np.full(8, 0.5, "float32")), 1, training=False
+            y,
+            *(random_constant(8) for _ in range(3)),
+            relax.const(np.full(8, 0.5, "float32")),
+            1,
+            training=False,
         )
     )
     y = emit(op.nn.relu(emit(relax.TupleGetItem(y, 0))))
     y = emit(op.nn.max_pool1d(y, 2, 2))
-    pair = [emit(op.nn.conv1d(y, drawn(4, 8, 1))) for _ in range(2)]
+    pair = [emit(op.nn.conv1d(y, random_constant(4, 8, 1))) for _ in range(2)]
     return op.concat([emit(op.add(*pair)), pair[0]], 1)
 
 
@@ -47,7 +51,7 @@ LINES = {
     "strides, dilation, uneven padding": lambda emit, x: conv1d(x, strides=2, dilation=2, padding=(1, 2)),
     "groups": lambda emit, x: conv1d(x, groups=2),
     "transposed": lambda emit, x: relax.op.nn.conv1d_transpose(
-        x, drawn(4, 2, 4), strides=2, padding=1, output_padding=1, groups=2
+        x, random_constant(4, 2, 4), strides=2, padding=1, output_padding=1, groups=2
     ),
     "padding before it": padded,
     "a pool as of planes": lambda emit, x: relax.op.squeeze(
@@ -96,7 +100,8 @@ def test_windows_in_space_that_are_flat_or_deep_are_of_planes(window):
         lambda emit, x: relax.op.nn.relu(
             emit(
                 relax.op.add(
-                    emit(relax.op.nn.conv3d(x, drawn(6, 4, *window), padding=padding)), drawn(6, 1, 1, 1)
+                    emit(relax.op.nn.conv3d(x, random_constant(6, 4, *window), padding=padding)),
+                    random_constant(6, 1, 1, 1),
                 )
             )
         ),
@@ -119,9 +124,9 @@ def test_frames_and_rows_alternate():
 
     def build(emit, x):
         op = relax.op
-        y = emit(op.nn.relu(emit(op.nn.conv3d(x, drawn(6, 4, 1, 3, 3), padding=(0, 1, 1)))))
-        y = emit(op.nn.relu(emit(op.nn.conv3d(y, drawn(4, 6, 3, 1, 1), padding=(1, 0, 0)))))
-        return op.add(emit(op.nn.conv3d(y, drawn(4, 4, 1, 1, 1))), x)
+        y = emit(op.nn.relu(emit(op.nn.conv3d(x, random_constant(6, 4, 1, 3, 3), padding=(0, 1, 1)))))
+        y = emit(op.nn.relu(emit(op.nn.conv3d(y, random_constant(4, 6, 3, 1, 1), padding=(1, 0, 0)))))
+        return op.add(emit(op.nn.conv3d(y, random_constant(4, 4, 1, 1, 1))), x)
 
     before = module(build, dims=SPACE)
     assert same_bits(before, PlaneConvolutions()(before))
@@ -138,8 +143,8 @@ def test_filters_that_are_no_constants_are_left():
 
 def normalised(emit, x, *, axes=(1, 8, 1, 1), twice=False):
     op = relax.op
-    y = emit(op.add(emit(op.nn.conv2d(x, drawn(8, 4, 3, 3))), drawn(*axes)))
-    parts = (*(drawn(8) for _ in range(3)), relax.const(np.full(8, 0.5, "float32")))
+    y = emit(op.add(emit(op.nn.conv2d(x, random_constant(8, 4, 3, 3))), random_constant(*axes)))
+    parts = (*(random_constant(8) for _ in range(3)), relax.const(np.full(8, 0.5, "float32")))
     norm = emit(relax.TupleGetItem(emit(op.nn.batch_norm(y, *parts, 1, training=False)), 0))
     return op.add(norm, y) if twice else op.nn.relu(norm)
 

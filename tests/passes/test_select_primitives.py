@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from pimflow.compiler import phases as pipeline
-from pimflow.compiler.build import with_primitives
+from pimflow.compiler.build import LayerPrimitives, with_primitives
 from pimflow.errors import UsageError
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.primitives import PRIMITIVES, get_primitive
@@ -78,7 +78,7 @@ def test_values_and_memory(preferred):
 def test_layouts_change_once():
     """Between layers of one layout nothing is transformed, elementwise operators included."""
     mod = graph(network, (1, 14, 14, 16))
-    after = with_primitives(mod, choose_primitives(mod, *PREFERENCES["chw"]))
+    after = with_primitives(mod, LayerPrimitives(choose_primitives(mod, *PREFERENCES["chw"])))
     moved = [b for b in main_bindings(after) if operator(b.value) == "permute_dims"]
     assert len(moved) <= 4  # into CHW, out of it before the map is flattened; the vector of the product twice
 
@@ -98,7 +98,7 @@ def test_blocks_stay_between_layers():
 
     mod = graph(blocks, (1, 7, 7, 16))
     choices = choose_primitives(mod, "direct-chwc16")
-    after = with_primitives(mod, choices)
+    after = with_primitives(mod, LayerPrimitives(choices))
     kinds = [operator(b.value) for b in main_bindings(after)]
     assert kinds.count("call_tir") == 3 and kinds.count("permute_dims") == 2  # of the input, and the result
     x = np.random.default_rng(0).standard_normal((1, 7, 7, 16), np.float32)

@@ -12,7 +12,12 @@ from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import layer_name, main_bindings, operator, roles, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    layer_name,
+    main_bindings,
+    operator,
+)
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
 
 
@@ -30,7 +35,7 @@ def upsampling(rows: int, columns: int, *, between=op.nn.relu) -> tvm.IRModule:
         return emit(op.nn.relu(y), name_hint="behind")
 
     mod = relax.transform.CanonicalizeBindings()(graph(network, (2, 5, 7, 5)))
-    return with_roles(mod, {"lconv": "lconv", "fconv": "fconv"})
+    return LAYER_ROLES.attach(mod, {"lconv": "lconv", "fconv": "fconv"})
 
 
 def ran(mod: tvm.IRModule, x: np.ndarray) -> np.ndarray:
@@ -47,7 +52,7 @@ def test_a_run_for_each_phase(phases):
     chains = activation_chains(after)
     assert len(chains) == phases[0] * phases[1]
     assert chains[1] == ["lconv.phase1", "bias.phase1", "act.phase1", "fconv.phase1"]
-    assert "fconv" not in roles(after), "what has its name moves results"
+    assert "fconv" not in LAYER_ROLES.read(after), "what has its name moves results"
     x = np.random.default_rng(0).standard_normal((2, 5, 7, 5)).astype(np.float32)
     expected = ran(before, x)
     assert ran(after, x).tobytes() == expected.tobytes()
@@ -73,7 +78,7 @@ def test_the_form_is_that_of_subpixel_convolutions():
         )
 
     mod = relax.transform.CanonicalizeBindings()(graph(network, (1, 5, 6, 6)))
-    subpixel = with_roles(SubpixelConvolution()(mod), {"lconv": "lconv", "fconv": "fconv"})
+    subpixel = LAYER_ROLES.attach(SubpixelConvolution()(mod), {"lconv": "lconv", "fconv": "fconv"})
     (lconv,) = (
         b for b in main_bindings(subpixel) if operator(b.value) == "nn.conv2d" and b.var.name == "lconv"
     )

@@ -29,7 +29,7 @@ CHOICES = {
 def applied():
     network = frontend.load("toy")
     chosen = {layer: PRIMITIVES[name] for layer, name in CHOICES.items()}
-    return network, build.with_primitives(network.module, chosen)
+    return network, build.with_primitives(network.module, build.LayerPrimitives(chosen))
 
 
 @pytest.fixture(scope="module")

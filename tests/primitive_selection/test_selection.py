@@ -14,6 +14,7 @@ from scipy import optimize
 from selections import choice_costs, choices, min_time_ns, problems
 
 from pimflow import memory
+from pimflow.core.candidate import Footprint
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.program import solve
@@ -143,9 +144,9 @@ def test_remarks_of_the_solver_stay_out_of_what_is_printed(monkeypatch, capfd):
 
 def two_layers(memory_model="liveness"):
     graph = network([(), (0,)], [16, 16])
-    small = candidate("r0", "small", "HWC", "HWC", 9.0, workspace=0)
-    large = candidate("r0", "large", "HWC", "HWC", 1.0, workspace=6400)
-    alone = candidate("r1", "alone", "HWC", "HWC", 2.0, workspace=640)
+    small = candidate("r0", "small", "HWC", "HWC", 9.0)
+    large = candidate("r0", "large", "HWC", "HWC", 1.0, Footprint(workspace_bytes=6400))
+    alone = candidate("r1", "alone", "HWC", "HWC", 2.0, Footprint(workspace_bytes=640))
     return selection_problem(graph, {"r0": (small, large), "r1": (alone,)}, lambda *_: 3.0, memory_model)
 
 

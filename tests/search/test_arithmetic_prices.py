@@ -143,7 +143,7 @@ def test_products_of_integers_stay_on_the_gpu():
     model = onnx_model(
         [node], {"x": (TensorProto.INT8, (1, 32))}, {"y": (TensorProto.INT32, (1, 16))}, weights
     )
-    assert "a product of integers" in unsupported_reason(layer_of(model))
+    assert "a product of 8-bit integers" in unsupported_reason(layer_of(model))
 
 
 def test_constant_operands_are_weights():

@@ -5,7 +5,7 @@ from command_line import error_line, run_json
 from length import long_but
 
 import pimflow
-from pimflow.commands.compile.channel_counts import counts
+from pimflow.commands.compile.system_choices import counts
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 

@@ -283,14 +283,15 @@ def test_where_shared_channels_hold_too_much_pim_has_fewer_layers(channels):
 
     free = search(graph, shared)
     memory = PlanMemory(graph, shared.dtype, free.table)
-    needed = bank_rows(shared, memory, free.candidates)
+    needed = bank_rows(shared, free.candidates, memory.pool_bytes(free.candidates))
     assert needed > sum(c.footprint.bank_rows for c in free.candidates) > 0
     for rows in range(1, needed):
         search_result = search_in_rows(rows)
         assert search_result.evaluation.latency_ns >= free.evaluation.latency_ns * (1 - 1e-9)
         assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns
         on_pim = any(c.uses_pim for c in search_result.candidates)
-        assert not on_pim or bank_rows(shared, memory, search_result.candidates) <= rows
+        pool_bytes = memory.pool_bytes(search_result.candidates)
+        assert not on_pim or bank_rows(shared, search_result.candidates, pool_bytes) <= rows
         if channels < 32:
             apart = search_in_rows(rows, replace(shared, channel_sharing="partitioned"))
             assert search_result.evaluation.latency_ns <= apart.evaluation.latency_ns * (1 + 1e-9)

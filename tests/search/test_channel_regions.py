@@ -26,14 +26,14 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Goal, profile, search
 from pimflow.placement.best_plan import SearchedNetwork, SearchResult, to_search_result
 from pimflow.placement.candidates.channel_layouts import from_row
-from pimflow.placement.gpu_baseline import gpu_only_plan, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers import label_search
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import SearchQuery
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.problem import PlacementProblem
-from pimflow.placement.solvers.solution import LATENCY
+from pimflow.placement.solvers.solution import LATENCY, Solution
 from pimflow.relay_passes.memory.buffers import buffers
 
 SPLIT = SplitRewrite(gpu_share=1.0)
@@ -53,7 +53,7 @@ def plans(network, target, draw):
     plan_search = PlanSearch(graph, table, target, Goal())
     while True:
         chosen = draw_pim_plan(generator, table, draw)
-        solution = to_solution(chosen, alone.evaluation)
+        solution = Solution(candidates=chosen)
         network = SearchedNetwork(
             generator=generator, table=table, gpu_only=alone.evaluation, goal=Goal(), original=None
         )

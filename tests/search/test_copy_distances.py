@@ -4,7 +4,7 @@ import pytest
 from command_line import error_line, run_json
 
 import pimflow
-from pimflow.commands.compile import copy_distances
+from pimflow.commands.compile import system_choices
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import system
 
@@ -13,14 +13,14 @@ STREAMED = system(weights="streamed")
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(copy_distances, "DISTANCES", (0, 4))
+    monkeypatch.setattr(system_choices, "DISTANCES", (0, 4))
     return {"modes": "gpu"}
 
 
 def test_the_fastest_is_chosen():
     choice = pimflow.choose_copy_ahead("toy", STREAMED, modes="gpu")
     rows = choice.distances
-    assert [row.copy_ahead for row in rows] == list(copy_distances.DISTANCES)
+    assert [row.copy_ahead for row in rows] == list(system_choices.DISTANCES)
     latencies, pools = [row.latency_ns for row in rows], [row.pool_bytes for row in rows]
     assert latencies == sorted(latencies, reverse=True) and pools == sorted(pools)
     (chosen,) = (row for row in rows if row.chosen)

@@ -7,11 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, criteria, layout_problems, longest_path_ns, problems, shared_channel_problems
+from problems import (
+    covers,
+    criteria,
+    graph_of,
+    layout_problems,
+    longest_path_ns,
+    problems,
+    shared_channel_problems,
+)
 
+from pimflow.core.candidate import Candidate, CostTable, Task
+from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
+from pimflow.errors import UsageError
 from pimflow.placement.solvers.evaluate import execute
-from pimflow.placement.solvers.exhaustive import all_covers, solve_exhaustive
+from pimflow.placement.solvers.exhaustive import TIMED_COVERS, all_covers, solve_exhaustive
 
 
 def value(graph, table, chosen, criterion) -> float:
@@ -39,9 +50,41 @@ def test_the_exhaustive_search_is_right(problem, criterion):
         run = execute(graph, chosen, table)
         assert (latency_ns, sum(run.energies_pj.values())) == (run.latency_ns, pytest.approx(energy_pj))
     values = [value(graph, table, chosen, criterion) for chosen in all_plans]
-    best = solve_exhaustive(graph, table, lambda cover, *figures: (criterion.value(*figures, cover),))
+    best = solve_exhaustive(
+        graph, table, lambda cover, *figures: (criterion.value(*figures, cover),), seconds=60
+    )
     assert value(graph, table, best, criterion) == pytest.approx(min(values), rel=1e-12)
-    assert solve_exhaustive(graph, table, lambda *_: None) is None
+    assert solve_exhaustive(graph, table, lambda *_: None, seconds=60) is None
+
+
+def test_a_search_that_takes_too_long_is_refused_at_its_begin():
+    """Of 2187 covers, 51 are evaluated at most."""
+    graph = graph_of([(), *((region,) for region in range(6))])
+    candidates = {
+        region.name: tuple(
+            Candidate(
+                name=f"GPU {ns}",
+                covers=(region.name,),
+                rewrite=OPERATOR_KERNELS,
+                tasks=(Task(label=region.name, resource="gpu", execution_ns=ns, energies_pj={}),),
+            )
+            for ns in (1.0, 2.0, 3.0)
+        )
+        for region in graph.regions
+    }
+    table, ranked, said = CostTable(candidates=candidates), [], []
+
+    def rank(cover, latency_ns, _) -> tuple[float]:
+        ranked.append(cover)
+        return (latency_ns,)
+
+    best = solve_exhaustive(graph, table, rank, seconds=1e6, progress=said.append)
+    assert {candidate.name for candidate in best} == {"GPU 1.0"}
+    assert len(ranked) == 3**7 and len(said) == 1 and f"up to {3**7} plans" in said[0]
+    ranked.clear()
+    with pytest.raises(UsageError, match=r"more than --search-seconds 1e-09; give --search-seconds \d+, or"):
+        solve_exhaustive(graph, table, rank, seconds=1e-9, progress=said.append)
+    assert len(ranked) == TIMED_COVERS and len(said) == 1
 
 
 JOINED = [(), (0,), (0,), (1, 2)]

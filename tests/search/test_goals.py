@@ -16,12 +16,12 @@ from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search
-from pimflow.placement.gpu_baseline import to_solution
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
+from pimflow.placement.solvers.solution import Solution
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -69,8 +69,8 @@ def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_sha
     graph, table = problem
     all_plans = [
         EvaluatedPlan(
-            solution=to_solution(chosen, evaluation := evaluate(graph, chosen, table, QUIET)),
-            evaluation=evaluation,
+            solution=Solution(candidates=chosen),
+            evaluation=evaluate(graph, chosen, table, QUIET),
             memory_bytes=PlanMemory(graph, QUIET.dtype).pool_bytes(chosen),
         )
         for chosen in covers(graph, table)

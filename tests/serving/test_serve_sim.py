@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pimflow as package
 from pimflow import zoo
-from pimflow.commands.generate.decoding import Lengths, place_step
+from pimflow.commands.generate.decoding import Lengths, StepRequest
 from pimflow.commands.serve.options import ServeOptions
 from pimflow.commands.serve.report import Percentiles
 from pimflow.commands.serve.request_traces import COLUMNS, read_trace, requests_from_options
@@ -148,7 +148,7 @@ def test_matrices_of_zeros_place_as_drawn_ones():
     placed = []
     for blank in (zoo.blank_matrices, lambda graph: graph):
         graph = blank(decoder_graph.block_graph(decoder, 32))
-        result = place_step(graph, request, Lengths(attended=32, places=32))[2]
+        result = StepRequest(graph, request, Lengths(attended=32, places=32)).place()[2]
         placed.append((result.plan.choices, result.evaluation.latency_ns, result.evaluation.energy_pj))
     assert placed[0] == placed[1]
 

@@ -70,7 +70,7 @@ def command_name(command: ModuleType) -> str:
 
 
 def parser(only: str | None = None, *, is_listed: bool = False) -> OneLineParser:
-    """The parser of the command line, with the arguments of every command, or of `only` one.
+    """The parser of the command line, with every command, or with `only` one.
 
     Its help lists commands in groups; if `is_listed`, as argparse does, which `shtab` reads.
     """
@@ -90,6 +90,8 @@ def parser(only: str | None = None, *, is_listed: bool = False) -> OneLineParser
     )
     for command in COMMANDS:
         name = command_name(command)
+        if only not in (None, name):
+            continue
         sub = commands.add_parser(
             name, prog=f"pimflow {name}", description=_sentence(command.SUMMARY), help=command.SUMMARY
         )
@@ -97,8 +99,7 @@ def parser(only: str | None = None, *, is_listed: bool = False) -> OneLineParser
         top_parser.commands[name] = sub
         if command is completion_command:
             sub.set_defaults(full_parser=functools.partial(parser, is_listed=True))
-        if only in (name, None):
-            _add_arguments(command, sub)
+        _add_arguments(command, sub)
     return top_parser
 
 

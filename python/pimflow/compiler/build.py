@@ -93,13 +93,29 @@ class Build:
         return targets.target_device(targets.target_by_name(self.target))
 
 
+@dataclass(frozen=True)
+class LayerPrimitives:
+    """Primitives of convolutions, and layouts of what is between them.
+
+    Attributes
+    ----------
+    choices : mapping of str to Primitive
+        By layer, the primitive that computes it.
+    layouts : mapping of str to str, optional
+        Layouts of all other regions, by the names of `primitive_selection.layers.separate_concats`; HWC for
+        regions without an entry. If None, a region keeps the layout that all its operands have.
+    """
+
+    choices: Mapping[str, Primitive]
+    layouts: Mapping[str, str] | None = None
+
+
 @garbage_collection.pause()
 def build(
     network: Network,
     search_result: SearchResult,
     target: tvm.target.Target,
-    choices: Mapping[str, Primitive] | None = None,
-    layouts: Mapping[str, str] | None = None,
+    primitives: LayerPrimitives | None = None,
     *,
     keep_code: bool = False,
     cuda_graphs: bool = False,
@@ -108,11 +124,9 @@ def build(
 
     Parameters
     ----------
-    choices : mapping of str to Primitive, optional
-        By layer that is not on PIM, the primitive that replaces that of the plan if `target` is a CPU; the
-        code then runs only on the CPU of this machine.
-    layouts : mapping of str to str, optional
-        Layouts of the other layers; see `with_primitives`.
+    primitives : LayerPrimitives, optional
+        If `target` is a CPU, they replace those of the plan, for layers that are not on PIM; the code then
+        runs only on the CPU of this machine.
     keep_code : bool
         Whether the build will be stored after it has run.
     cuda_graphs : bool
@@ -123,10 +137,10 @@ def build(
         network.module, search_result.attention(), search_result.system
     )
     states = find_packed_states(network, caches.inputs)
-    choices = choices if target.kind.name == "llvm" else None
-    planned_module = apply_search_result(network.module, search_result, choices, layouts)
+    primitives = primitives if target.kind.name == "llvm" else None
+    planned_module = apply_search_result(network.module, search_result, primitives)
     calls: tuple[KernelCall, ...] = ()
-    if choices:
+    if primitives:
         target = targets.this_cpu_target()
         calls = () if programs else kernel_calls(planned_module, search_result.system)
     plans: list[MemoryPlan] = []
@@ -152,7 +166,7 @@ def build(
         calls=calls,
         products=caches.products,
         states=states,
-        code=MachineCode.from_network(module) if keep_code and on_cpu and not choices else None,
+        code=MachineCode.from_network(module) if keep_code and on_cpu and not primitives else None,
     )
 
 
@@ -165,35 +179,26 @@ def find_packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> P
 def apply_search_result(
     mod: tvm.IRModule,
     search_result: SearchResult,
-    choices: Mapping[str, Primitive] | None = None,
-    layouts: Mapping[str, str] | None = None,
+    primitives: LayerPrimitives | None = None,
 ) -> tvm.IRModule:
-    """Apply a plan to `mod`, with its primitives, or with `choices` and `layouts` instead."""
+    """Apply a plan to `mod`, with its primitives, or with `primitives` instead."""
     rewrites = phases.PlanRewrites.from_search(search_result)
     planned_module = phases.apply_plan(mod, rewrites, search_result.system)
-    if choices:
-        return with_primitives(planned_module, choices, layouts, views=search_result.system.uses_views)
-    primitives = search_result.primitives()
-    return with_primitives(planned_module, primitives) if primitives else planned_module
+    if primitives:
+        return with_primitives(planned_module, primitives, views=search_result.system.uses_views)
+    choices = search_result.primitives()
+    return with_primitives(planned_module, LayerPrimitives(choices)) if choices else planned_module
 
 
-def with_primitives(
-    mod: tvm.IRModule,
-    choices: Mapping[str, Primitive],
-    layouts: Mapping[str, str] | None = None,
-    *,
-    views: bool = True,
-) -> tvm.IRModule:
+def with_primitives(mod: tvm.IRModule, primitives: LayerPrimitives, *, views: bool = True) -> tvm.IRModule:
     """`mod` with chosen primitives in place of its convolutions; ignores choices for missing layers.
 
     Parameters
     ----------
-    layouts : mapping of str to str, optional
-        Layouts of all other regions, by the names of `primitive_selection.layers.separate_concats`; HWC for
-        regions without an entry. If None, a region keeps the layout that all its operands have.
     views : bool
         As for `kernel_groups`.
     """
+    choices, layouts = primitives.choices, primitives.layouts
     layout_by_variable = None if layouts is None else _variable_layouts(mod, choices, layouts, views)
     passes: list[tvm.transform.Pass] = [SelectPrimitives(choices)]
     used_layouts = (

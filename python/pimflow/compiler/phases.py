@@ -31,10 +31,10 @@ from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import grid_sample, keep_nan
 from pimflow.relay_passes.flat import (
+    CHANNEL_SETS,
     RESULT,
     layer_name,
     main_bindings,
-    with_channel_sets,
 )
 from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -126,7 +126,7 @@ def apply_plan(mod: tvm.IRModule, rewrites: PlanRewrites, system: System | None 
     """
     target_system, splits = system or default_system(), rewrites.splits
     if rewrites.channel_sets:
-        mod = with_channel_sets(mod, _sets_by_variable(mod, rewrites.channel_sets, target_system))
+        mod = CHANNEL_SETS.attach(mod, _sets_by_variable(mod, rewrites.channel_sets, target_system))
     cached = {
         name: attention_on_pim(attention)
         for name, attention in caches_by_anchor(mod, rewrites.caches, target_system).items()
@@ -260,7 +260,7 @@ def kernel_phases(
         GroupKernels(views),
         *([StoreHalf()] if gpu and dtype == "fp16" else []),
         KeepViews(),
-        TileGroups(dtype if gpu else "fp32", gpu, limits=limits, cache=cache),
+        TileGroups(dtype, limits, cache=cache) if gpu else TileGroups(cache=cache),
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import tvm
 
@@ -57,15 +58,26 @@ class PoolChoice:
     latency_gap: float
 
 
+class PlanModules(NamedTuple):
+    """A network with a plan applied, and the same as it is lowered up to the planning of memory."""
+
+    applied: tvm.IRModule
+    lowered: tvm.IRModule
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanPools:
-    """Pools of plans of one network for one target, each planned once."""
+    """Pools of plans of one network for one target, each planned once.
+
+    The modules of the plan with the smallest pool so far are kept: mostly it is the plan that is taken.
+    """
 
     network: Network
     target: tvm.target.Target
     system: System
     planning: PoolPlanning = field(default_factory=PoolPlanning)
     _cached_bytes: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
+    _smallest: dict[tuple[object, ...], PlanModules] = field(default_factory=dict, repr=False, compare=False)
 
     def search_bound(self, bound: float) -> float:
         """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
@@ -81,9 +93,22 @@ class PlanPools:
         """Bytes of the pool of a plan as it is built."""
         key = _choices(search_result.candidates)
         if key not in self._cached_bytes:
-            module = apply_search_result(self.network.module, search_result)
-            self._cached_bytes[key] = self.planning.pool_bytes(module, self.target, self.system)
+            modules = self._lower(search_result)
+            pool_bytes = self.planning.built_pool_bytes(modules.lowered)
+            if pool_bytes < min(self._cached_bytes.values(), default=math.inf):
+                self._smallest.clear()
+                self._smallest[key] = modules
+            self._cached_bytes[key] = pool_bytes
         return self._cached_bytes[key]
+
+    def modules(self, search_result: SearchResult) -> PlanModules:
+        """The network with a plan, and how it is lowered."""
+        return self._smallest.get(_choices(search_result.candidates)) or self._lower(search_result)
+
+    def _lower(self, search_result: SearchResult) -> PlanModules:
+        module = apply_search_result(self.network.module, search_result)
+        lowered = self.planning.lower(module, self.target, self.system)
+        return PlanModules(applied=module, lowered=lowered)
 
 
 def frugal_plan(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> SearchResult:

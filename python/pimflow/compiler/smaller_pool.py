@@ -39,10 +39,6 @@ class PoolPlanning:
         """Lower `module` up to the planning of memory; kernels of earlier modules are not made again."""
         return phases.allocate(module, target, system, self._cache)
 
-    def buffers(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> MainBuffers:
-        """Buffers that `module`, canonical or with a plan, allocates when it is lowered for `target`."""
-        return buffers(self.lower(module, target, system), in_place=self.in_place)
-
     def liveness(self, main_buffers: MainBuffers) -> Liveness:
         """Lifetimes of buffers, with the alignment of these options."""
         liveness = main_buffers.liveness()
@@ -64,8 +60,12 @@ class PoolPlanning:
         )
 
     def pool_bytes(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> int:
-        """Bytes of the pool of `module` for `target`."""
-        return self.plan(self.liveness(self.buffers(module, target, system))).pool_bytes
+        """Bytes of the pool of `module`, canonical or with a plan, for `target`."""
+        return self.built_pool_bytes(self.lower(module, target, system))
+
+    def built_pool_bytes(self, lowered: tvm.IRModule) -> int:
+        """Bytes of the pool of a module that was lowered."""
+        return self.plan(self.liveness(buffers(lowered, in_place=self.in_place))).pool_bytes
 
 
 Own = TypeVar("Own", bound="NetworkRewrite")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from pimflow.core.json_form import OMITTED, fields_form
 
 SCORES, VALUES = "scores", "values"  # the two products: queries times keys, probabilities times values
 
@@ -50,6 +52,10 @@ class Attention:
     sinks : bool
         Whether each head has a score, an operand [1, heads, 1, 1], that softmax goes over as if it were one
         key more, whose value is zeros (arXiv 2309.17453).
+    cache_type : str, optional
+        Type of the integers that keys and values are (`weight_types.CACHE_TYPES`), each token and head with a
+        scale: then scales of keys and of values, [batch, kv_heads, keys, 1], are operands, of scores and of
+        probabilities. None if keys and values are of the network's type.
     """
 
     batch: int
@@ -68,6 +74,11 @@ class Attention:
     masked: bool = False
     read: int = 0
     sinks: bool = False
+    cache_type: str | None = field(default=None, metadata=OMITTED)
+
+    def __repr__(self) -> str:
+        """What digests are made of: all fields, but the type of a cache only where it has one."""
+        return f"Attention({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, "query heads are dealt evenly to KV heads"
@@ -97,6 +108,11 @@ class Attention:
     def value_shape(self) -> tuple[int, int, int, int]:
         """Shape of V."""
         return (self.batch, self.kv_heads, self.keys, self.value_size)
+
+    @property
+    def scale_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the scales of keys, and of those of values, of a cache with a type of its own."""
+        return (self.batch, self.kv_heads, self.keys, 1)
 
     @property
     def output_shape(self) -> tuple[int, int, int, int]:
@@ -148,8 +164,8 @@ class Attention:
         return replace(self, read=0)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as a JSON object."""
-        return asdict(self)
+        """All fields as a JSON object, but the type of a cache only where it has one."""
+        return fields_form(self)
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> Attention:

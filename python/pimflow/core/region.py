@@ -209,8 +209,9 @@ class Product:
         Largest stride of a convolution.
     weighted : bool
         Whether the second operand is constant.
-    integers : bool
-        Whether the operands are integers.
+    second_type : str, optional
+        Type in which the second operand is stored (`weight_types.WEIGHT_TYPES`); None for that of the
+        network.
     """
 
     many: int = 1
@@ -220,7 +221,7 @@ class Product:
     window: int = 1
     stride: int = 1
     weighted: bool = False
-    integers: bool = False
+    second_type: str | None = field(default=None, metadata=OMITTED)
 
     @property
     def macs(self) -> int:
@@ -416,6 +417,8 @@ class KernelShape:
     operations, multiplications : int
         Other operations of a kernel without convolution (additions, comparisons, elementwise functions), and
         the multiplications and divisions among them.
+    integers : bool
+        Whether its convolution or product is of integers.
     parts : tuple of Region
         The kernels that a GPU launches for attention, in order.
     """
@@ -431,6 +434,7 @@ class KernelShape:
     product: Product | None = None
     operations: int = 0
     multiplications: int = 0
+    integers: bool = False
     parts: tuple[Region, ...] = ()
 
     @property

@@ -11,13 +11,15 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import roles
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+)
+from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, whole_chains
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
     """Raise `UsageError` if activations are to be fused, but the network has no chains and gets none."""
-    if fuse_activations and not decompose and not roles(network.module):
+    if fuse_activations and not decompose and not LAYER_ROLES.read(network.module):
         raise UsageError("--fuse-activations joins the chains of decomposed layers: give --decompose too")
 
 
@@ -34,7 +36,7 @@ def with_contiguous_runs(network: Network, system: System) -> Network:
 def fuse_runs(module: tvm.IRModule) -> tvm.IRModule:
     """`module` with every run fused to one kernel; without runs, only its phases are separated."""
     separated = SeparatePhases()(module)
-    runs = activation_chains(separated)
+    runs = whole_chains(separated)
     return FuseGroups(runs)(separated) if runs else separated
 
 

@@ -255,7 +255,7 @@ def skips_text(report: SkipsReport) -> str:
         f"{len(report.copies)} of {report.candidates} wait in their reduced form, {copies} copies of lconvs"
     )
     text += f"; {transformation_texts[report.transformation]}" if report.transformation else ""
-    text += f"; {len(report.folded)} lconvs folded into fconvs" if report.folded else ""
+    text += f"; {len(report.folded)} layers folded into one with the layer before" if report.folded else ""
     assert report.pool_given_bytes is not None and report.pool_bytes is not None
     pools = f"{report.pool_given_bytes / 1e6:.3f} → {report.pool_bytes / 1e6:.3f} MB"
     work = f"{report.flops_given / 1e9:.3f} → {report.flops / 1e9:.3f} GFLOP"

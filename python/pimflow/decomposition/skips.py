@@ -19,13 +19,16 @@ from pimflow.decomposition.report import ReducedSkip, SkipsReport
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network, relax_module
 from pimflow.hardware import System
+from pimflow.relay_passes.decomposition.fold_fconvs import FoldFconvs, fconv_sites
 from pimflow.relay_passes.decomposition.fold_lconvs import FoldLconvs, fold_sites
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.live_bound import LiveBound
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
 from pimflow.relay_passes.decomposition.optimize_skips import Skip, copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites, unsplit_elements
-from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+)
 from pimflow.relay_passes.kernels.fuse_groups import region_runs
 
 # ``pool``: a copy stays if it shrinks the planned pool; ``paper``: if TeMCO's algorithm 1 makes it.
@@ -50,7 +53,8 @@ class SkipOptimisation(NetworkRewrite):
     sites : tuple of str
         Variables of the concatenations, sums and fconvs that the transformation changes.
     folded : tuple of str
-        Variables of the fconvs that were folded into one layer with the lconv before them.
+        Variables of layers that were folded into one with the layer before them: fconvs with an lconv, and a
+        core with the fconv that reads an input.
     candidates : int
         Skip connections that could have been copied.
     flops_given, flops : int
@@ -127,7 +131,7 @@ def find(
         If no layer of the network was decomposed.
     """
     check_criterion(criterion)
-    if "lconv" not in roles(network.module).values():
+    if "lconv" not in LAYER_ROLES.read(network.module).values():
         raise UsageError(
             f"'{network.name}': --optimize-skips works on decomposed layers, and there are none; "
             "add --decompose"
@@ -207,7 +211,24 @@ class _SkipAlternatives:
             return self._rewrite(copies, names, sites, alternative.cost[0])
 
         best = drop_useless_parts(best, best.sites, with_sites)
-        return drop_useless_parts(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
+        best = drop_useless_parts(best, best.copies, with_copies, lambda skip: -skip.flops * len(skip.uses))
+        return self._with_folded_fconvs(best)
+
+    def _with_folded_fconvs(self, alternative: _SkipAlternative) -> _SkipAlternative:
+        """`alternative` with first layers folded, if that takes less memory."""
+        folded = fconv_sites(alternative.module)
+        if not folded:
+            return alternative
+        module = FoldFconvs()(alternative.module)
+        pool_bytes = estimate_pool_bytes(replace(self.network, module=module), self.system, self.fuse)
+        if pool_bytes >= alternative.cost[0]:
+            return alternative
+        return replace(
+            alternative,
+            module=module,
+            folded=(*alternative.folded, *folded),
+            cost=(pool_bytes, flops(module)),
+        )
 
     def _best_transformed(self, copies: Sequence[Skip], max_bytes: float = math.inf) -> _SkipAlternative:
         """The alternative with `copies` and the cheapest transformation; see `_rewrite` for `max_bytes`."""

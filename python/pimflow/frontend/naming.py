@@ -10,7 +10,11 @@ from tvm import relax
 
 from pimflow.relay_passes.canonical.canonicalise import ANCHORS
 from pimflow.relay_passes.canonical.plane_convolutions import LIFTED
-from pimflow.relay_passes.flat import operator, rebuild, with_layer_names
+from pimflow.relay_passes.flat import (
+    LAYER_NAMES,
+    operator,
+    rebuild,
+)
 
 _PRODUCTS = (*ANCHORS, *LIFTED)
 
@@ -61,7 +65,7 @@ def with_names(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
         return builder.emit(value, name_hint=identifiers[var.name]) if var.name in identifiers else None
 
     layers = {identifiers[var]: name for var, name in names.items()}
-    return with_layer_names(rebuild(mod, rename), layers)
+    return LAYER_NAMES.attach(rebuild(mod, rename), layers)
 
 
 def _identifiers(names: Mapping[str, str], reserved: set[str]) -> dict[str, str]:

@@ -58,6 +58,8 @@ class Network:
         Distributions of the other inputs that are not drawn as usual; see `zoo.example_arrays`.
     output_names : tuple of str
         Names of the outputs, in order; empty where the model does not name them.
+    rounded_outputs : frozenset of int
+        Indices of outputs that are rounded to integers: narrow caches.
     perturbed : Perturbed, optional
         The reference with random roundings, which reads the model again.
     states : tuple of State
@@ -73,6 +75,7 @@ class Network:
     table_rows: dict[str, int] = field(default_factory=dict)
     draws: dict[str, zoo.Draw] = field(default_factory=dict)
     output_names: tuple[str, ...] = ()
+    rounded_outputs: frozenset[int] = frozenset()
     perturbed: Perturbed | None = None
     states: tuple[State, ...] = ()
     position: str = ""
@@ -262,6 +265,9 @@ def _onnx_network(
         table_rows=zoo.index_bounds(proto),
         draws=zoo.input_draws(proto),
         output_names=tuple(output.name for output in proto.graph.output),
+        rounded_outputs=frozenset(
+            index for index, output in enumerate(proto.graph.output) if zoo.cache_mark(output)
+        ),
         perturbed=functools.partial(onnx_runtime.reference_with_roundings, read),
     )
     if context is None:

@@ -32,9 +32,15 @@ from pimflow.frontend.onnx_rewrites import (
     strip_weights,
 )
 from pimflow.frontend.onnx_roles import with_stored_roles
+from pimflow.frontend.quantised_layers import fuse_quantised_layers
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
-from pimflow.relay_passes.flat import main_bindings, with_activation_types, with_weight_types
+from pimflow.relay_passes.flat import (
+    ACTIVATION_TYPES,
+    CACHE_TYPES,
+    WEIGHT_TYPES,
+    main_bindings,
+)
 from pimflow.zoo import foreign
 
 
@@ -48,11 +54,18 @@ def from_onnx(model: onnx.ModelProto, pushed: dict[str, np.ndarray] | None = Non
         If TVM cannot import the network, even after ONNX Runtime has folded the operators that depend only on
         shapes.
     """
-    mod = _convert_or_simplify(model, lambda *m: canonical(_import(*m), model.graph.name, pushed))
+    caches = zoo.cache_types(model)
+
+    def convert(light: onnx.ModelProto, weights: onnx.GraphProto) -> tvm.IRModule:
+        """The canonical module of a network, which knows the type of its caches."""
+        mod = _import(light, weights)
+        return canonical(CACHE_TYPES.attach(mod, caches) if caches else mod, model.graph.name, pushed)
+
+    mod = _convert_or_simplify(model, convert)
     types = zoo.weight_types(model) | foreign.narrow_products(model)
-    mod = with_weight_types(mod, types) if types else mod
+    mod = WEIGHT_TYPES.attach(mod, types) if types else mod
     integers = zoo.activation_types(model)
-    mod = with_activation_types(mod, integers) if integers else mod
+    mod = ACTIVATION_TYPES.attach(mod, integers) if integers else mod
     return with_stored_roles(mod, model)
 
 
@@ -97,6 +110,7 @@ def _expand(model: onnx.ModelProto, weights: onnx.GraphProto) -> None:
     drop_unread_results(model.graph)
     tensors = {tensor.name: tensor for tensor in weights.initializer}
     fold_empty_tensors(model, tensors)
+    fuse_quantised_layers(model, tensors | foreign.constants(model.graph))
     foreign.expand(model, tensors)
     scalars = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
     foreign.expand(model, tensors, BODIES, functools.partial(needs_body, scalars=scalars))

@@ -16,10 +16,12 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import ModelError, UnsupportedOpError, last_line
+from pimflow.frontend.integer_products import convert_integer_product
 from pimflow.frontend.naming import layer_names
 from pimflow.frontend.onnx_attention import CONVERTERS
 from pimflow.frontend.onnx_node import OnnxNode
 from pimflow.frontend.onnx_resize import Resizing
+from pimflow.frontend.quantisation import convert_quantisation
 from pimflow.relay_passes.flat import operator, shape
 
 # The importer stacks their operands, which TVM's layout pass cannot handle.
@@ -161,6 +163,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
             return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":
             return self._bit_shift(*node_inputs, attrs["direction"])
+        if op_name in ("DequantizeLinear", "QuantizeLinear"):
+            values = [self._constant_value(operand) for operand in node_inputs]
+            return convert_quantisation(op_name, node_inputs, values, attrs, self._normal)
         self._require_supported(op_name, node_inputs, attrs)
         if op_name in _PLACES or op_name == "SequenceLength":
             return self._convert_sequence(op_name, node_inputs)
@@ -191,6 +196,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
 
     def _convert_by_importer(self, op_name, node_inputs, attrs, opset):
         """Convert an operator by TVM's importer, with operands and attributes that it converts rightly."""
+        if op_name in ("ConvInteger", "MatMulInteger"):
+            values = [self._constant_value(operand) for operand in node_inputs]
+            result = convert_integer_product(op_name, node_inputs, values, attrs, self._normal)
+            if result is not None:
+                return result
         if op_name == "ConvInteger":
             op_name, node_inputs = "Conv", self._subtract_zero_points(*node_inputs)
         elif op_name == "ConvTranspose" and "output_shape" in attrs:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Container
-from pathlib import Path
 
 import onnx
 from google.protobuf.message import Message
@@ -18,6 +14,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import fold_constants
 from pimflow.frontend.control_flow import inline_control_flow
 from pimflow.frontend.onnx_attention import CONVERTERS
+from pimflow.frontend.optimiser import optimise
 from pimflow.frontend.recurrent import unroll
 from pimflow.zoo import foreign
 from pimflow.zoo.nodes import RECURRENT
@@ -53,7 +50,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
         computed.
     """
     simple = inline_control_flow(_inline_unknown(_upgrade_opset(model)))  # bodies of operators have loops
-    folded = inline_control_flow(_fold_shapes(simple) or simple)  # ONNX Runtime inlines bodies too
+    folded = inline_control_flow(optimise(simple) or simple)  # ONNX Runtime inlines bodies too
     return drop_empty_operands(unroll(fold_constants(folded)))
 
 
@@ -123,27 +120,6 @@ def _write_defaults(model: onnx.ModelProto, operators: Container[tuple[str, str]
             for name, attribute in schema.attributes.items()
             if name not in names and attribute.default_value.name
         )
-
-
-# ONNX Runtime's optimiser ends its process on some networks, so it has one of its own.
-_OPTIMISER = """
-import sys, onnxruntime
-options = onnxruntime.SessionOptions()
-options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-options.log_severity_level = 4
-options.optimized_model_filepath = sys.argv[2]
-onnxruntime.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
-"""
-
-
-def _fold_shapes(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The network after ONNX Runtime's basic optimisations; None if they fail."""
-    with tempfile.TemporaryDirectory() as scratch:
-        source, target = Path(scratch) / "model.onnx", Path(scratch) / "folded.onnx"
-        source.write_bytes(model.SerializeToString())
-        command = [sys.executable, "-c", _OPTIMISER, str(source), str(target)]
-        done = subprocess.run(command, capture_output=True, check=False)
-        return onnx.load(target) if not done.returncode and target.exists() else None
 
 
 def drop_empty_operands(model: onnx.ModelProto) -> onnx.ModelProto:

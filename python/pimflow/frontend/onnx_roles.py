@@ -8,7 +8,11 @@ import tvm
 from pimflow.core.region import ROLES
 from pimflow.core.table_files import parse_json
 from pimflow.errors import ModelError
-from pimflow.relay_passes.flat import layer_name, main_bindings, roles, with_roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+    layer_name,
+    main_bindings,
+)
 
 # Key of the model's metadata. Its value is a JSON object from names of nodes to `core.region.ROLES`.
 ROLES_KEY = "pimflow.roles"
@@ -38,4 +42,4 @@ def with_stored_roles(mod: tvm.IRModule, model: onnx.ModelProto) -> tvm.IRModule
         return mod
     layers = {layer_name(mod, binding.var) for binding in main_bindings(mod)}
     present = {layer: role for layer, role in stored.items() if layer in layers}
-    return with_roles(mod, roles(mod) | present) if present else mod
+    return LAYER_ROLES.attach(mod, LAYER_ROLES.read(mod) | present) if present else mod

@@ -42,7 +42,8 @@ _FUNCTIONS = (
 _NUMBER = r"(?<![\w.])\d{1,19}(\.\d{0,19})?(?![\w.])"
 _EXPRESSION = re.compile(rf"(\b({_FUNCTIONS})\b|{_NUMBER}|[\s,()+\-*/%<>=!&|~])*")
 _POWER = re.compile(r"\bPow\(X, (Integer\()?[1-8]\)?\)|\bX\*\*[1-8]\b")
-_NAME = re.compile(r"[\w.]*")  # names of values and parameters, which become source code
+# Names of values and parameters become source code, which must call nothing; torchvision's have hyphens.
+_NAME = re.compile(r"[\w.-]*")
 _EXPRESSION_LENGTH = 1000  # SymPy is slow for longer expressions
 _NAMES = ("name", "as_name", "arg_name", "target", "parameter_name", "buffer_name", "tensor_constant_name")
 
@@ -146,7 +147,7 @@ def _require_plain_program(where: str, program: Any) -> None:
         key, value = queue.pop()
         if isinstance(value, dict):
             for inner in value:
-                _require_name(where, inner, key)
+                _require_name(where, inner)
             queue += [(inner, item) for inner, item in value.items() if inner != "metadata"]
         elif isinstance(value, list):
             queue += [(key, item) for item in value]
@@ -189,6 +190,6 @@ def _is_size(text: str) -> bool:
     return "**" not in numbers and _EXPRESSION.fullmatch(numbers) is not None
 
 
-def _require_name(where: str, name: str, _within: str = "") -> None:
+def _require_name(where: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ModelError(f"{where}: '{name[:80]}' is no name of a value; it is not read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pimflow.core.blocks import BLOCK_SHARED_BYTES, MAX_THREADS, WARP_THREADS, KernelLimits
 from pimflow.core.keywords import check_keywords
 from pimflow.errors import SpecError, hint
-from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive
+from pimflow.hardware.reader import build, read_toml, require_not_negative, require_positive, spec_names
 from pimflow.hardware.spec_text import html_table
 
 # Energies that every GPU file has, and what each is charged for; in addition ``fma_<dtype>_pj`` for every
@@ -172,11 +173,19 @@ class GpuSpec:
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> GpuSpec:
         """The embedded GPU of that name, or that of a TOML file."""
-        stem, table = read_toml("gpu", name_or_path)
-        gpu = build(cls, table, f"gpu '{stem}'", name=stem)
-        needed = [*ENERGY, *(f"fma_{dtype}_pj" for dtype in gpu.fma_per_sm_cycle)]
-        for key in sorted(gpu.energy.keys() - set(needed)):
-            raise SpecError(f"gpu '{stem}': unknown field 'energy.{key}'; {hint(key, needed)}")
-        for key in sorted(set(needed) - gpu.energy.keys()):
-            raise SpecError(f"gpu '{stem}': missing field 'energy.{key}'")
-        return gpu
+        text = os.fspath(name_or_path)
+        return _load_embedded(text) if text in spec_names("gpu") else _read(text)
+
+
+def _read(name_or_path: str) -> GpuSpec:
+    stem, table = read_toml("gpu", name_or_path)
+    gpu = build(GpuSpec, table, f"gpu '{stem}'", name=stem)
+    needed = [*ENERGY, *(f"fma_{dtype}_pj" for dtype in gpu.fma_per_sm_cycle)]
+    for key in sorted(gpu.energy.keys() - set(needed)):
+        raise SpecError(f"gpu '{stem}': unknown field 'energy.{key}'; {hint(key, needed)}")
+    for key in sorted(set(needed) - gpu.energy.keys()):
+        raise SpecError(f"gpu '{stem}': missing field 'energy.{key}'")
+    return gpu
+
+
+_load_embedded = functools.cache(_read)  # files of the package do not change

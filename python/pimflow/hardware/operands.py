@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from pimflow.core.region import ACTIVATION_BITS
 from pimflow.weight_types import WEIGHT_TYPES, WeightType
@@ -14,6 +14,11 @@ ACCUMULATORS = ("fp32", "int32")  # what execution by value adds up in
 # Where scales are applied: ``unit``: to each weight before it is multiplied, by registers that are filled
 # from the open row; ``result``: to a result, one an output, by what reads it; ``none``: the type has none.
 SCALES = ("unit", "result", "none")
+# By type of weights, the integers that a multiplier takes if their scale is 1, as in caches.
+_PLAIN = {
+    **dict.fromkeys(("int8", "q8_0"), "plain_int8"),
+    **dict.fromkeys(("int4", "int4_g128", "q4_0"), "plain_int4"),
+}
 BUFFER_PARTS = (1, 2, 4)  # a chunk of a vector fills the global buffer, its half, or a quarter
 
 
@@ -92,6 +97,12 @@ class Operand:
     def vector_bits(self) -> int:
         """Bits of the elements of a vector that a COMP multiplies in a bank."""
         return self.multiplications * ACTIVATION_BITS[self.activations]
+
+    @property
+    def plain(self) -> Operand | None:
+        """The operand of a cache: the integers of these weights, without scales; None if there is none."""
+        name = _PLAIN.get(self.weights)
+        return None if name is None else replace(self, weights=name, scales="none")
 
     @property
     def has_row_scales(self) -> bool:

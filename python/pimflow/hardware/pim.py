@@ -249,7 +249,8 @@ class PimSpec:
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> PimSpec:
         """The embedded device of that name, or that of a TOML file."""
-        return cls.from_table(*read_toml("pim", name_or_path))
+        text = os.fspath(name_or_path)
+        return _load_embedded(text) if text in spec_names("pim") else cls.from_table(*read_toml("pim", text))
 
     @classmethod
     def from_table(cls, stem: str, table: Table, *, checks_rules: bool = True) -> PimSpec:
@@ -313,8 +314,9 @@ class PimSpec:
 
     def operand(self, weights: str | None, activations: str) -> Operand | None:
         """How multipliers take weights of a narrow type, with such a vector; None if they do not."""
-        pairs = ((o, (o.weights, o.activations)) for o in self.operands)
-        return next((operand for operand, pair in pairs if pair == (weights, activations)), None)
+        if weights is None:
+            return None
+        return self._operand_by_types.get((weights, activations))
 
     def takes(self, weights: str | None, activations: str) -> bool:
         """Whether the multipliers take weights of a narrow type, with a vector of `activations`."""
@@ -335,8 +337,15 @@ class PimSpec:
         return self.with_weights(program.geometry.weights, program.activations)
 
     @functools.cached_property
+    def _operand_by_types(self) -> dict[tuple[str, str], Operand]:
+        """By types of weights and vectors, the first of `operands`, then those of caches."""
+        plain = [operand.plain for operand in self.operands]
+        operands = (*self.operands, *(operand for operand in plain if operand is not None))
+        return {(o.weights, o.activations): o for o in reversed(operands)}
+
+    @functools.cached_property
     def _narrow_devices(self) -> dict[tuple[str, str], PimSpec]:
-        return {(o.weights, o.activations): self._with_operand(o) for o in self.operands}
+        return {types: self._with_operand(operand) for types, operand in self._operand_by_types.items()}
 
     def narrow_row(self, operand: Operand) -> NarrowRow:
         """How weights of one of `operands` lie in a row; raises as `operands.narrow_row`."""
@@ -351,9 +360,10 @@ class PimSpec:
         """
         row, energy = self.narrow_row(operand), dict(self.energy)
         energy["activate_pj"] += row.scale_columns * energy["column_read_pj"]
-        energy["column_read_pj"] *= operand.multiplications / operand.weight_type.column_values(
-            self.column_bytes
-        )
+        column_share = operand.multiplications / operand.weight_type.column_values(self.column_bytes)
+        for name in ("column_read_pj", "column_write_pj"):
+            if name in energy:
+                energy[name] *= column_share
         opening = self.timing["nRCDR"] + row.scale_columns * self.timing["nCCDS"]
         narrow = replace(
             self,
@@ -561,3 +571,9 @@ def _read_list(kind: type[Listed], tables: object, where: str, field_name: str) 
     return tuple(
         build(kind, table, f"{where}: {singular} {number}") for number, table in enumerate(tables, 1)
     )
+
+
+@functools.cache
+def _load_embedded(name: str) -> PimSpec:
+    """The embedded device of that name, read once: its file does not change."""
+    return PimSpec.from_table(*read_toml("pim", name))

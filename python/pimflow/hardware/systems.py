@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -241,7 +242,7 @@ class System(OptionSet, group="system"):
         """Whether weights of the GPU are copied from the host's memory while a network runs."""
         return self.weights == WEIGHTS[1]
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
         """The system as a text without sources: the key of cached results."""
         sharing = f" {self.channel_sharing} {self.channel_mode_switch_ns!r}" if self.is_time_shared else ""

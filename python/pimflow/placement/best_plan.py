@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -273,6 +274,7 @@ def search(
     costs: Costs | None = None,
     goal: Goal | None = None,
     original: RegionGraph | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
     """Search the best plan: the best with PIM, or the whole network on the GPU with all memory channels.
 
@@ -284,6 +286,8 @@ def search(
         Objective, solver, bounds and modes: by default the latency, by the label search, in all modes.
     original : RegionGraph, optional
         See `SearchResult`.
+    progress : callable
+        See `PlanSearch`.
 
     Raises
     ------
@@ -300,7 +304,7 @@ def search(
     gpu_only = baseline_plan.evaluation
     if goal.objective == "memory":
         baseline_plan = smallest_gpu_only_plan(generator, goal)
-    plans = PlanSearch(graph, table, system, goal)
+    plans = PlanSearch(graph, table, system, goal, progress)
     best_plan = plans.best()
     mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
     may_leave_pim = {"gpu"}.issuperset(how_by_layer.values())
@@ -340,11 +344,12 @@ def to_search_result(
         If its weights do not fit the PIM channels.
     """
     gpu_only, original = network.gpu_only, network.original
+    evaluation = evaluate(network.graph, solution.candidates, network.table, network.system)
     return SearchResult(
         **{field.name: getattr(network, field.name) for field in fields(SearchedNetwork)},
         candidates=solution.candidates,
-        plan=_plan(network, solution.candidates, lower_bound_ns),
-        evaluation=evaluate(network.graph, solution.candidates, network.table, network.system),
+        plan=_plan(network, solution.candidates, evaluation, lower_bound_ns),
+        evaluation=evaluation,
         baseline=gpu_only
         if original is None
         else gpu_only_plan(network.generator.with_graph(original), network.goal).evaluation,
@@ -360,12 +365,16 @@ def with_lower_bound(search_result: SearchResult) -> SearchResult:
     return replace(search_result, plan=replace(search_result.plan, lower_bound_ns=bound_ns))
 
 
-def _plan(network: SearchedNetwork, candidates: tuple[Candidate, ...], lower_bound_ns: float) -> Plan:
+def _plan(
+    network: SearchedNetwork,
+    candidates: tuple[Candidate, ...],
+    evaluation: Evaluation,
+    lower_bound_ns: float,
+) -> Plan:
     """`candidates` in the form of a plan file."""
     graph, system, table = network.graph, network.system, network.table
     is_mixed = any(candidate.uses_pim for candidate in candidates)
     _check_capacity(network.generator, table, candidates)
-    evaluation = evaluate(graph, candidates, table, system)
     subject = "no mixed plan" if network.original is None else "no mixed plan of the changed network"
     free_rows = system.pim.usable_rows - sum(c.footprint.bank_rows for c in candidates)
     choices = tuple(
@@ -404,8 +413,8 @@ def with_plan(search_result: SearchResult) -> SearchResult:
 
     Raises `InfeasibleError` as `to_search_result` does.
     """
-    plan = _plan(search_result, search_result.candidates, search_result.plan.lower_bound_ns)
-    return replace(search_result, plan=plan)
+    evaluation, bound_ns = search_result.evaluation, search_result.plan.lower_bound_ns
+    return replace(search_result, plan=_plan(search_result, search_result.candidates, evaluation, bound_ns))
 
 
 def _check_capacity(
@@ -425,9 +434,11 @@ def _check_capacity(
         subject = f"weights and caches ({token_bytes:.0f} bytes a token)"
         levers += ["fewer tokens (--context)", "a smaller batch"]
     subject += " on the PIM channels"
+    pool_bytes = 0
     if any(map(uses_plain_memory, candidates)):
         subject += ", beside what they hold as plain memory,"
-    rows = bank_rows(system, PlanMemory(generator.graph, system.dtype, table), candidates)
+        pool_bytes = PlanMemory(generator.graph, system.dtype, table).pool_bytes(candidates)
+    rows = bank_rows(system, candidates, pool_bytes)
     check_rows(subject, rows, system.pim, *levers)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.solvers.evaluate import Evaluation
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import LATENCY, Solution
+from pimflow.placement.solvers.solution import LATENCY
 
 
 def gpu_only_plan(generator: CandidateGenerator, goal: Goal) -> EvaluatedPlan:
@@ -35,9 +34,3 @@ def gpu_only_search(generator: CandidateGenerator, goal: Goal) -> PlanSearch:
 def smallest_gpu_only_plan(generator: CandidateGenerator, goal: Goal) -> EvaluatedPlan:
     """The plan of minimum memory of the GPU alone within the bounds of `goal`; else the fastest."""
     return gpu_only_search(generator, goal).best() or gpu_only_plan(generator, goal)
-
-
-def to_solution(candidates: tuple[Candidate, ...], evaluation: Evaluation) -> Solution:
-    """Make a solution of candidates and their evaluation, without a search."""
-    latency_ns = evaluation.latency_ns
-    return Solution(candidates=candidates, value=latency_ns, bound=latency_ns)

@@ -27,11 +27,12 @@ from pimflow.placement.best_plan import SearchedNetwork, SearchResult, profile, 
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_table, to_solution
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_table
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_state import PlanState
+from pimflow.placement.solvers.solution import Solution
 from pimflow.primitives import PRIMITIVES
 
 
@@ -76,7 +77,7 @@ def apply(
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
-    return to_search_result(network, to_solution(candidates, evaluate(graph, candidates, table, system)))
+    return to_search_result(network, Solution(candidates=candidates))
 
 
 def _require_regions(graph: RegionGraph, plan: Plan) -> None:

@@ -12,9 +12,14 @@ Shape = tuple[int, ...]
 
 
 def has_choice(region: Region) -> bool:
-    """Whether primitives can compute `region`: a convolution, or a product of one row with a matrix."""
+    """Whether primitives can compute `region`: a convolution, or a product of one row with a matrix.
+
+    Primitives do not compute integers.
+    """
     layer = region.geometry
-    return layer is not None and (region.operator != "fc" or layer.n == 1)
+    if layer is None or region.kernel.integers:
+        return False
+    return region.operator != "fc" or layer.n == 1
 
 
 def reach(layer: ConvGeometry) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from pimflow.core.rewrite import MODES, Mode
-from pimflow.report_page import charts
+from pimflow.report_page import charts, timeline_chart
 from pimflow.report_page.blocks import Page, Row, column, escape
 from pimflow.report_page.charts import GPU_ONLY
 from pimflow.report_page.page import ACCOUNTED, KINDS, by_kind, conventions, speedup_range
@@ -96,7 +96,7 @@ def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
         '<div class="controls"><input id="timeline-search" type="search" placeholder="search a layer" '
         'aria-label="search a layer"></div>'
     )
-    yield page.chart("timeline", charts.timeline(bars, longest_ns / 1e3, is_searchable=True))
+    yield page.chart("timeline", timeline_chart.timeline(bars, longest_ns / 1e3, is_searchable=True))
 
 
 def _layers(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pimflow.core.rewrite import Mode
-from pimflow.host.charts import chart
-from pimflow.memory.plot import pool_view
-from pimflow.placement.solvers.evaluate import STATIC
-from pimflow.report_page import charts
-from pimflow.report_page.blocks import Page, Row, column, escape, items
-from pimflow.report_page.charts import GPU_ONLY, ROWS
+from pimflow.report_page import charts, timeline_chart
+from pimflow.report_page.blocks import Page, column, escape, items
+from pimflow.report_page.charts import GPU_ONLY
+from pimflow.report_page.layer_table import layer_table, time_sources
 from pimflow.report_page.network_graph import place_layers
+from pimflow.report_page.resources import energy_section, memory_section, programs_section, streams_weights
 from pimflow.report_page.stored import StoredPlan, translate_errors
 
 ACCOUNTED = "as accounted"
 KINDS = ("same plan", "searched again")  # plans whose speed-up under a convention is shown
-_METRICS = ("multipliers", "bus", "rows", "refresh")
 
 
 def render_page(directory: Path, name: str = "") -> bytes:
@@ -40,15 +38,15 @@ def _page(plan: StoredPlan) -> bytes:
     page = Page(title=f"{report['model']} on {report['system']} - pimflow")
     page.add("timeline", "Timeline", *_timeline(page, plan))
     page.add("network", "Network", *_network(page, report))
-    page.add("layers", "Layers", *_layers(page, plan))
+    page.add("layers", "Layers", *layer_table(page, plan))
     page.add("speedups", "Speed-up by convention", *_conventions(page, report))
     page.add("roofline", "Roofline", *_roofline(page, report))
-    page.add("energy", "Energy", *_energy(page, plan))
+    page.add("energy", "Energy", *energy_section(page, plan))
     if report.get("front"):
         page.add("front", "Front", *_front(page, report["front"]))
     if any(row["programs"] for row in report["regions"]):
-        page.add("programs", "PIM programs", *_programs(page, report))
-    page.add("memory", "Memory", *_memory(page, report))
+        page.add("programs", "PIM programs", *programs_section(page, report))
+    page.add("memory", "Memory", *memory_section(page, report))
     page.add("checks", "Checks and assumptions", *_checks(page, plan))
     page.add("reproduce", "Reproduce it", *_reproduce(plan))
     return page.render(_head(plan))
@@ -123,9 +121,6 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     check_text = f"{report['regions_verified']} PIM layers and the outputs{samples}; {legal}"
     range_text = speedup_range(report)
     faster, saving = report["speedup"], 1 - report["energy_pj"] / report["energy_gpu_only_pj"]
-    sources = sorted(
-        {source for row in report["regions"] for source in _time_sources(row).split(", ") if source}
-    )
     return [
         (
             "latency",
@@ -151,7 +146,7 @@ def _figures(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             check_text,
             "good" if report["verified"] else "bad",
         ),
-        ("times are", "; ".join(sources) or "analytic", "the worst task of each resource", "words"),
+        ("times are", time_sources(*report["regions"]) or "analytic", "of all layers", "words"),
     ]
 
 
@@ -165,125 +160,9 @@ def _timeline(page: Page, plan: StoredPlan) -> Iterator[str]:
         "keys: / searches; + and - zoom, 0 shows all</span></div>"
     )
     yield page.chart(
-        "timeline", charts.timeline(plan.bars, plan.report["latency_ns"] / 1e3, is_searchable=True)
+        "timeline", timeline_chart.timeline(plan.bars, plan.report["latency_ns"] / 1e3, is_searchable=True)
     )
     yield f'<p class="note">“{GPU_ONLY}” is {escape(plan.report["baseline"])}.</p>'
-
-
-def _time_sources(row: Row) -> str:
-    """Sources of a layer's times by resource, such as ``PIM simulated, GPU analytic``."""
-    sources, parts = row["known"], ("pim", "gpu", "crossbar", "channels")
-    return ", ".join(
-        f"{ROWS.get(resource, resource)} {sources[resource]}" for resource in parts if resource in sources
-    )
-
-
-def _shape(row: Row) -> str:
-    inputs = " + ".join("x".join(map(str, shape)) for shape in row["input_shapes"])
-    return f"{inputs} → {'x'.join(map(str, row['output_shape']))}"
-
-
-def _layers(page: Page, plan: StoredPlan) -> Iterator[str]:
-    columns = [
-        column("layer", "name", filter="text", least=150, grows=2, frozen=True),
-        column("mode", "mode", filter="list", least=92),
-        column("GPU share", "share", least=66, digits=2),
-        column("shape", "shape", filter="text", least=130, grows=2),
-        column("MACs, M", "macs", digits=2, least=74),
-        column("bytes, kB", "kb", digits=1, least=78),
-        column("GPU alone, us", "before", digits=2, least=78),
-        column("plan, us", "after", digits=2, least=74),
-        column("GPU busy, us", "gpu_busy", digits=2, least=74),
-        column("GPU idle, us", "gpu_idle", digits=2, least=74),
-        column("PIM busy, us", "pim_busy", digits=2, least=74),
-        column("PIM idle, us", "pim_idle", digits=2, least=74),
-        column("saved, us", "saved", digits=2, least=74),
-        column("energy, uJ", "energy", digits=2, least=78),
-        column("was, uJ", "energy_before", digits=2, least=74),
-        column("known", "known", filter="text", least=120, grows=2),
-        column("why", "why", filter="text", least=140, grows=3),
-    ]
-    texts: dict[str, int] = {}
-    rows = [_layer_row(plan, row, texts) for row in plan.report["regions"]]
-    yield (
-        '<p class="note">Click a row for its candidates, loop order and commands. Layers that are done '
-        "together have their time and energy at the first. Energy is that of the tasks, without constant "
-        "power.</p>"
-    )
-    yield page.table(
-        "layers", columns, rows, details=True, detail_columns=CANDIDATE_COLUMNS, texts=list(texts)
-    )
-
-
-def _layer_row(plan: StoredPlan, row: Row, texts: dict[str, int]) -> Row:
-    first = row["covers"][0] == row["name"]
-    after = row["latency_ns"] / 1e3 if first else None
-    before = row["latency_gpu_only_ns"] / 1e3
-    leader_text = f"with {row['covers'][0]}" if not first else ""
-    figures = {
-        "name": row["name"],
-        "mode": row["mode"],
-        "share": row["gpu_share"],
-        "shape": _shape(row),
-        "macs": row["macs"] / 1e6 or None,
-        "kb": row["operand_bytes"] / 1e3,
-        "before": before,
-        "after": after,
-        "gpu_busy": row["busy_ns"]["gpu"] / 1e3 if first else None,
-        "gpu_idle": row["idle_ns"]["gpu"] / 1e3 if first else None,
-        "pim_busy": row["busy_ns"]["pim"] / 1e3 if first else None,
-        "pim_idle": row["idle_ns"]["pim"] / 1e3 if first else None,
-        "saved": before - after if after is not None and len(row["covers"]) == 1 else None,
-        "energy": row["energy_pj"] / 1e6 if first else None,
-        "energy_before": row["energy_gpu_only_pj"] / 1e6,
-        "known": _time_sources(row),
-        "why": leader_text or row["reason"],
-    }
-    rounded = {name: round(x, 6) if isinstance(x, float) else x for name, x in figures.items()}
-    return rounded | {"details": list(_details(plan, row, texts))}
-
-
-# Of the candidates of a layer; the first value of a row says whether it is the plan's. Texts that repeat are
-# numbered: they are half of the page of a large network.
-CANDIDATE_COLUMNS = (
-    column("candidate", "name"),
-    column("us", "us", digits=2),
-    column("uJ", "uj", digits=2),
-    column("moved, kB", "kb", digits=1),
-    column("known", "known", numbered=True),
-    column("loop order", "schedule", numbered=True),
-)
-
-
-def _details(plan: StoredPlan, row: Row, texts: dict[str, int]) -> Iterator[dict[str, Any]]:
-    description = f"{' + '.join(row['operators'])}. {row['mode']}"
-    description += f", split along {row['axis']}" if row["axis"] else ""
-    description += f", primitive {row['primitive']}" if row["primitive"] else ""
-    description += f". Loop order: {row['schedule']}" if row["schedule"] else ""
-    yield {"title": row["name"], "text": f"{description}."}
-    if row["reason"]:
-        yield {"text": f"Why: {row['reason']}."}
-    candidates = [
-        [
-            candidate["chosen"],
-            candidate["name"]
-            + (f" of {len(candidate['covers'])} layers" if len(candidate["covers"]) > 1 else ""),
-            round(candidate["latency_ns"] / 1e3, 4),
-            round(candidate["energy_pj"] / 1e6, 4),
-            round(candidate["moved_bytes"] / 1e3, 2),
-            texts.setdefault(_time_sources(candidate), len(texts)),
-            texts.setdefault(candidate["schedule"], len(texts)),
-        ]
-        for candidate in row["candidates"]
-    ]
-    yield {"title": "Candidates, each by itself; the plan's is marked", "rows": candidates}
-    for program in row["programs"]:
-        counts = ", ".join(f"{count} {name}" for name, count in program["commands"].items() if count)
-        yield {
-            "title": f"{program['file']}: {program['cycles']} cycles ({program['timing']})",
-            "text": f"{counts}. The first channel begins:",
-            "pre": plan.first_commands(program["file"]),
-        }
 
 
 def _conventions(page: Page, report: dict[str, Any]) -> Iterator[str]:
@@ -345,13 +224,17 @@ def _roofline(page: Page, report: dict[str, Any]) -> Iterator[str]:
             "layer": row["name"],
             "mode": row["mode"],
             "macs_per_byte": row["macs"] / row["operand_bytes"],
-            "macs_per_ns": row["macs"] / row["latency_ns"],
+            # Not by its latency: what is computed beside another layer has none.
+            "macs_per_ns": row["macs"] / busy_ns,
         }
         for row in report["regions"]
-        if row["macs"] and row["operand_bytes"] and row["latency_ns"] and len(row["covers"]) == 1
+        if (busy_ns := max(row["busy_ns"]["gpu"], row["busy_ns"]["pim"]))
+        and row["macs"]
+        and row["operand_bytes"]
+        and len(row["covers"]) == 1
     ]
     yield (
-        '<p class="note">Each dot is a layer of the plan: what it computes in the time that it takes. Lines '
+        '<p class="note">Each dot is a layer of the plan: what it computes while its device is busy. Lines '
         "are what the GPU with all memory channels, and the channels with PIM, can do at most: by their "
         "multipliers, or by what their memory gives them. A point on PIM may be above the GPU's line.</p>"
     )
@@ -370,128 +253,6 @@ def _front(page: Page, points: Sequence[dict[str, Any]]) -> Iterator[str]:
     ]
     yield '<p class="note">Plans of which none is as good as another in latency, energy and memory.</p>'
     yield page.chart("front", charts.front(rows))
-
-
-def _energy(page: Page, plan: StoredPlan) -> Iterator[str]:
-    report = plan.report
-    saved = {name: pj / 1e9 for name, pj in report["savings_pj"].items()}
-    yield (
-        f'<p class="note">Saved {saved["total"]:+.2f} mJ: {saved["shorter_runtime"]:+.2f} mJ by shorter '
-        f"runtime (constant power), {saved['cheaper_work']:+.2f} mJ by cheaper work.</p>"
-    )
-    by_plan = {GPU_ONLY: report["energies_gpu_only_pj"], "plan": report["energies_pj"]}
-    yield '<div class="two"><div>'
-    yield page.chart("energy", charts.energy(by_plan))
-    yield '</div><div><p class="note">Energy taken so far, over time.</p>'
-    yield page.chart("energy-over-time", charts.over_time(energy_over_time(plan)))
-    yield "</div></div>"
-
-
-def energy_over_time(plan: StoredPlan) -> list[dict[str, Any]]:
-    """Energy in mJ that has been taken by a time in us, of the GPU alone and of the plan.
-
-    The energy of a layer counts when its last task ends, constant power as time goes on.
-    """
-    report, steps = plan.report, list[dict[str, Any]]()
-    for name, is_baseline, energies_pj, latency_ns, key in (
-        (GPU_ONLY, True, report["energies_gpu_only_pj"], report["latency_gpu_only_ns"], "energy_gpu_only_pj"),
-        ("plan", False, report["energies_pj"], report["latency_ns"], "energy_pj"),
-    ):
-        ends_us: dict[str, float] = {}
-        for bar in plan.bars:
-            if (bar.row == GPU_ONLY) == is_baseline:
-                for layer in bar.layer_names:
-                    ends_us[layer] = max(bar.end_us, ends_us.get(layer, 0.0))
-        static_pj = sum(energies_pj.get(part, 0.0) for part in STATIC)
-        taken_pj, latency_us = 0.0, latency_ns / 1e3
-        steps.append({"plan": name, "time": 0.0, "mj": 0.0})
-        rows = [
-            (min(ends_us.get(row["name"], latency_us), latency_us), row[key]) for row in report["regions"]
-        ]
-        for end_us, energy_pj in [*sorted(rows), (latency_us, 0.0)]:
-            taken_pj += energy_pj
-            steps.append(
-                {
-                    "plan": name,
-                    "time": round(end_us, charts.PS_DIGITS),
-                    "mj": round((taken_pj + static_pj * end_us / latency_us) / 1e9, 6),
-                }
-            )
-    return steps
-
-
-def _programs(page: Page, report: dict[str, Any]) -> Iterator[str]:
-    programs = [program for row in report["regions"] for program in row["programs"]]
-    names = [program["name"] for program in programs]
-    shares = [
-        {
-            "row": program["name"],
-            "column": metric,
-            "share": program[metric],
-            "more": f"{program['cycles']} cycles, {program['time_ns'] / 1e3:.3f} us",
-        }
-        for program in programs
-        for metric in _METRICS
-        if program[metric] is not None
-    ]
-    channels = [
-        {
-            "row": program["name"],
-            "column": str(channel),
-            "share": round(cycles / max(program["cycles"], 1), 4),
-            "more": f"{cycles} cycles",
-        }
-        for program in programs
-        for channel, cycles in enumerate(program["channel_cycles"])
-    ]
-    timings = sorted({program["timing"] for program in programs})
-    yield (
-        f'<p class="note">By the engine {escape(", ".join(timings))}. Shares of the clocks in which '
-        "the multipliers work, data is on the bus, and refreshes stop the banks; and of the columns of "
-        "opened rows that are used.</p>"
-    )
-    yield '<div class="two"><div>'
-    yield page.chart("utilisation", charts.shares_chart(shares, _METRICS, names, "what"))
-    yield '</div><div><p class="note">Balance: how long each channel works, of the longest.</p>'
-    numbers = [str(n) for n in range(max(len(program["channel_cycles"]) for program in programs))]
-    yield page.chart("channels", charts.shares_chart(channels, numbers, names, "channel"))
-    yield "</div></div>"
-
-
-def _memory(page: Page, report: dict[str, Any]) -> Iterator[str]:
-    memory = report["memory"]
-    smallest = (
-        "no pool of these tensors is smaller"
-        if memory["optimal"]
-        else f"no pool of them is below {memory['lower_bound_bytes'] / 1e6:.3f} MB"
-    )
-    pool, weights = (f"{memory[name] / 1e6:.3f} MB" for name in ("pool_bytes", "weight_bytes"))
-    place, boxes = ("copied into it", ", or a weight,") if _streams(report) else ("beside it", ",")
-    yield (
-        f'<p class="note">{escape(memory["tensors"])} tensors in one pool of {pool} ({smallest}) on '
-        f"{escape(memory['target'])}; {weights} of weights {place}. Each box is the result of a layer{boxes} "
-        f"while it is needed.{_regions(memory.get('regions', ()))}</p>"
-    )
-    placed = [
-        (entry["name"], entry["begin"], entry["end"], entry["offset_bytes"], entry["size_bytes"])
-        for entry in memory["placed"]
-    ]
-    view = pool_view(placed, memory["pool_bytes"], memory["lower_bound_bytes"])
-    yield page.chart("memory", chart(width=charts.WIDTH, height=360, **view))
-    if memory["copies"]:
-        copied = [
-            f"{entry['layer']}: {entry['size_bytes']} B, {entry['reason']}" for entry in memory["copies"]
-        ]
-        yield f"<details><summary>{len(copied)} copies of parts</summary>{items(copied)}</details>"
-
-
-def _regions(regions: Sequence[dict[str, Any]]) -> str:
-    """Sizes of the pool by set of memory channels, if there are several."""
-    if not regions:
-        return ""
-    names = {"left": "channels left to the GPU", "all": "all channels", "pim": "channels with PIM"}
-    sizes = [f"{names[region['channels']]}, {region['size_bytes'] / 1e6:.3f} MB" for region in regions]
-    return f" Each set of channels has a region of its own: {'; '.join(sizes)}."
 
 
 def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
@@ -521,11 +282,6 @@ def _checks(page: Page, plan: StoredPlan) -> Iterator[str]:
     yield f"<h3>Assumed values that touch the result</h3>{assumed}"
 
 
-def _streams(report: Mapping[str, Any]) -> bool:
-    """Whether weights are copied from the host's memory; reports of older versions do not say it."""
-    return report.get("weights") == "streamed"
-
-
 def _reproduce(plan: StoredPlan) -> Iterator[str]:
     report = plan.report
     options = {
@@ -541,7 +297,9 @@ def _reproduce(plan: StoredPlan) -> Iterator[str]:
         **({"--splits": report["splits"]} if "split" in report["modes"] else {}),
         "--channel-sharing": report["channel_sharing"],
         "--launches": report["launches"],
-        **({"--weights": "streamed", "--copy-ahead": report["copy_ahead"]} if _streams(report) else {}),
+        **(
+            {"--weights": "streamed", "--copy-ahead": report["copy_ahead"]} if streams_weights(report) else {}
+        ),
         "--objective": report["objective"],
         "--modes": ",".join(report["modes"]),
         "--target": report["gpu_part"]["target"],

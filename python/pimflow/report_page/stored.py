@@ -13,7 +13,7 @@ from pimflow.compiler.interface import INTERFACE, Interface
 from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
-from pimflow.report_page.charts import Bar, ChartTask, sort_bars
+from pimflow.report_page.timeline_chart import Bar, ChartTask, sort_bars
 
 _OPENING_BYTES = 3000  # number of bytes of a program that are read to show its first commands
 _OPENING_LINES = 24

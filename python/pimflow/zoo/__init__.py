@@ -3,7 +3,7 @@
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws
+from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws, ranged_draws
 from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
@@ -12,7 +12,15 @@ from pimflow.zoo.models import is_onnx, load_exact, load_model, name_nodes, read
 from pimflow.zoo.precision import has_double
 from pimflow.zoo.shapes import dims_of, parse_shape
 from pimflow.zoo.states import context_shapes, state_pairs
-from pimflow.zoo.weights import activation_types, blank_matrices, is_weight, weight_types, with_weights
+from pimflow.zoo.weights import (
+    activation_types,
+    blank_matrices,
+    cache_mark,
+    cache_types,
+    is_weight,
+    weight_types,
+    with_weights,
+)
 from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
@@ -49,9 +57,12 @@ __all__ = [
     "past_name",
     "positive_draws",
     "present_name",
+    "ranged_draws",
     "read_model",
     "state_pairs",
     "activation_types",
+    "cache_mark",
+    "cache_types",
     "weight_types",
     "weight_values",
 ]

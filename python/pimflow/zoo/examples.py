@@ -57,6 +57,20 @@ def positive_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]
     }
 
 
+# Ranges of samples of 8 and 16 bits, by what holds them; those of 16 bits as `input_draws` draws them.
+RANGES = {"pixels of 8 bits": Draw("uniform", 0, 255), "samples of 16 bits": Draw("normal", 0, 3276)}
+
+
+def ranged_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]) -> dict[str, dict[str, Draw]]:
+    """By key of `RANGES`, distributions of the floating-point tensors of several elements not in `known`."""
+    names = [
+        name
+        for name, (dims, dtype) in types.items()
+        if name not in known and np.issubdtype(dtype, np.floating) and math.prod(dims) > 1
+    ]
+    return {kind: dict.fromkeys(names, draw) for kind, draw in RANGES.items() if names}
+
+
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:
     """Shape and dtype of each data input, in order; raises what :func:`example_inputs` does."""
     stored = {tensor.name for tensor in model.graph.initializer}

@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.draws import Draw
 from pimflow.zoo.nodes import constant_nodes
 from pimflow.zoo.shapes import dims_of
+from pimflow.zoo.weights import cache_mark
 
 # Operators that change the shape or the type of values, or choose some of them.
 _MOVES = ("Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
@@ -39,7 +41,9 @@ class _Use:
     is_unchanged: bool
 
 
-class _Graph:
+class _InputUses:
+    """What the nodes of a network read: the values of its inputs above all."""
+
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
         values = (*graph.input, *graph.value_info, *graph.output)
@@ -94,7 +98,7 @@ def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
     dict of str to int
         By input. Inputs that index no table, or none of known size, are left out.
     """
-    graph = _Graph(model)
+    graph = _InputUses(model)
     bounds: dict[str, int] = {}
     for value in model.graph.input:
         sizes = [_rows(graph, use.node, use.index) for use in graph.uses(value.name) if use.is_unchanged]
@@ -103,7 +107,7 @@ def index_bounds(model: onnx.ModelProto) -> dict[str, int]:
     return bounds
 
 
-def _rows(graph: _Graph, node: onnx.NodeProto, index: int) -> int | None:
+def _rows(graph: _InputUses, node: onnx.NodeProto, index: int) -> int | None:
     """Size of what operand `index` of a node indexes; None if it is no index, or the size is not known."""
     kind, table = node.op_type, graph.shapes.get(node.input[0])
     if kind == "EmbedLayerNormalization" and index in (0, 1):
@@ -134,10 +138,13 @@ def input_draws(model: onnx.ModelProto) -> dict[str, Draw]:
     model : onnx.ModelProto
         As for :func:`index_bounds`; so are indices, which are left out too.
     """
-    graph, indices, draws = _Graph(model), index_bounds(model), {}
+    graph, indices, draws = _InputUses(model), index_bounds(model), {}
     for value in model.graph.input:
         element_type = value.type.tensor_type.elem_type
         if value.name in indices or not element_type or element_type == onnx.TensorProto.STRING:
+            continue
+        if cache_type := cache_mark(value):
+            draws[value.name] = _cache_draw(value, cache_type)
             continue
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(element_type)).kind.replace("V", "f")
         uses = list(graph.uses(value.name)) if kind in "iuf" else []
@@ -149,7 +156,16 @@ def input_draws(model: onnx.ModelProto) -> dict[str, Draw]:
     return draws
 
 
-def _domain(graph: _Graph, use: _Use, kind: str) -> Draw | None:
+def _cache_draw(value: onnx.ValueInfoProto, kind: str) -> Draw:
+    """Integers of a cache, or their scales, which lie beside them one a token and head."""
+    dims = dims_of(value)
+    if dims is not None and dims[-1] == 1:
+        return Draw("uniform", 1 / 256, 1 / 128)
+    largest = (1 << (WEIGHT_TYPES[kind].bits - 1)) - 1
+    return Draw("int", -largest, largest)
+
+
+def _domain(graph: _InputUses, use: _Use, kind: str) -> Draw | None:
     """The distribution of an input of dtype kind `kind` for which a node that reads it is defined."""
     operator = use.node.op_type
     if operator in ("Div", "Mod") and use.index == 1:
@@ -165,12 +181,12 @@ def _domain(graph: _Graph, use: _Use, kind: str) -> Draw | None:
     return _ABOVE_ONE if operator == "Acosh" else None
 
 
-def _is_fractional(graph: _Graph, use: _Use) -> bool:
+def _is_fractional(graph: _InputUses, use: _Use) -> bool:
     exponents = graph.array(use.node.input[1])
     return exponents is not None and bool((exponents != np.floor(exponents)).any())
 
 
-def _scale(graph: _Graph, use: _Use, kind: str) -> Draw | None:
+def _scale(graph: _InputUses, use: _Use, kind: str) -> Draw | None:
     """The distribution of samples of 8 or 16 bits, if the first arithmetic on them tells."""
     node = use.node
     operator, whole = node.op_type, kind != "f"

@@ -303,7 +303,10 @@ def _check_casts(model: onnx.ModelProto, where: str) -> None:
     for node in (node for node in model.graph.node if node.op_type == "Cast"):
         target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
         if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
-            raise UnsupportedOpError(f"{where}: Cast '{node.name}' to {target} is not supported")
+            raise UnsupportedOpError(
+                f"{where}: Cast '{node.name}' to {target} (attribute 'to') is not supported: TVM rounds to "
+                "that type otherwise than the standard"
+            )
 
 
 # Operators of ONNX Runtime that exporters put into ONNX's own domain, which does not have them.

@@ -11,7 +11,8 @@ from pimflow.errors import ModelError, UnknownNameError, UsageError
 from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.shapes import Shape, dims_of
 
-_PAST = re.compile(re.escape(past_name(0, "PART")).replace("0", r"(\d+)").replace("PART", "(key|value)"))
+_PARTS = "((?:key|value)(?:_scale)?)"
+_PAST = re.compile(re.escape(past_name(0, "PART")).replace("0", r"(\d+)").replace("PART", _PARTS))
 
 
 def state_pairs(
@@ -21,9 +22,10 @@ def state_pairs(
 ) -> dict[str, str]:
     """By input that is a cache, the output that is the cache with the tokens of the step appended.
 
-    Pairs are found by their names: ``past_key_values.N.key|value`` and ``present.N.key|value``, or ``past``
-    in one name and ``present`` in the other. Remaining ones are found by their shapes: if as many outputs as
-    inputs have four dimensions, and in the same order they differ only in the third, they are pairs.
+    Pairs are found by their names: ``past_key_values.N.key|value`` and ``present.N.key|value``, the same of
+    their scales (``key_scale``), or ``past`` in one name and ``present`` in the other. Remaining ones are
+    found by their shapes: if as many outputs as inputs have four dimensions, and in the same order they
+    differ only in the third, they are pairs.
 
     Parameters
     ----------

@@ -100,6 +100,16 @@ def activation_types(model: onnx.ModelProto) -> dict[str, str]:
     return _marks_by_product(model, "activations")
 
 
+def cache_mark(value: onnx.ValueInfoProto) -> str:
+    """The type of the integers, or of those beside the scales, of an input that is marked as a cache."""
+    return _metadata(value, "cache") or ""
+
+
+def cache_types(model: onnx.ModelProto) -> dict[str, str]:
+    """By input that is marked as a cache, the type of its integers."""
+    return {value.name: kind for value in model.graph.input if (kind := cache_mark(value))}
+
+
 def _marks_by_product(model: onnx.ModelProto, key: str) -> dict[str, str]:
     types = {value.name: kind for value in model.graph.input if (kind := _metadata(value, key))}
     by_node: dict[str, str] = {}

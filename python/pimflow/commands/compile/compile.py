@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow.commands.compile import channel_counts, copy_distances
+from pimflow.commands.compile import compile_results, system_choices
 from pimflow.commands.compile import compile_steps as steps
 from pimflow.commands.compile.conventions import (
     ConventionGain,
@@ -144,7 +144,7 @@ class Compiled:
 
 
 @public(CompileOptions, *SEARCH)
-def compile(
+def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.export.export``
     model: Model,
     args: Sequence[Any] | str | os.PathLike[str] | None = None,
     *,
@@ -238,12 +238,12 @@ def compile(
     search_keywords = network_keywords(model, settings, search_keywords)
     counts = distances = None
     if settings.pim_channels:
-        channels = channel_counts.choose_channels(
+        channels = system_choices.choose_channels(
             model, system, progress=progress, **_without_plan(search_keywords, "--pim-channels auto")
         )
         system, counts = channels.system, channels.counts
     if settings.copy_ahead:
-        copies = copy_distances.choose_copy_ahead(
+        copies = system_choices.choose_copy_ahead(
             model, system, progress=progress, **_without_plan(search_keywords, "--copy-ahead auto")
         )
         system, distances = copies.system, copies.distances
@@ -282,16 +282,16 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
         checked_kernels = require_kernels(prepared.network, placed.search_result)
     verification = steps.verify_builds(request, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
-    extras = steps.extra_reports(request, prepared, placed, reference, selection, build_set)
+    extras = compile_results.extra_reports(request, prepared, placed, reference, selection, build_set)
     part = steps.decoder_part(model, prepared.network, placed.search_result, request.options.context)
     extras = replace(extras, part=part)
-    report = steps.assemble_report(placed, build_set, verification, reference, extras, begin)
+    report = compile_results.assemble_report(placed, build_set, verification, reference, extras, begin)
     report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None
     if request.out is not None:
-        files = steps.artifact_files(request, placed, build_set, verification, reference, report)
+        files = compile_results.artifact_files(request, placed, build_set, verification, reference, report)
         request.progress("writing")
         page = functools.partial(render_page, name=Path(request.out).name)
         directory = artifact.write(request.out, files, page=page, force=request.force)

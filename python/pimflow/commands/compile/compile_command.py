@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace, target_system: System, keywords: dict[str, Any]) -> None:
     """Print every candidate of a region."""
-    from pimflow.commands.compile.channel_counts import choose_channels
     from pimflow.commands.compile.explain import explain
+    from pimflow.commands.compile.system_choices import choose_channels
     from pimflow.commands.shared.search import search
 
     with output.status(args) as progress:

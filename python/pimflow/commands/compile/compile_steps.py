@@ -1,4 +1,4 @@
-"""The steps of `compile`, in order: check, prepare, place, select, build, verify, report, write."""
+"""The steps of `compile`, in order: check, prepare, place, select, build, verify; then `compile_results`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,26 @@ import numpy as np
 
 from pimflow import zoo
 from pimflow.commands.compile.conventions import ConventionSearch
-from pimflow.commands.compile.make_report import PlacedNetwork, make_report
+from pimflow.commands.compile.make_report import PlacedNetwork
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.compile.pareto import search_front
-from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.channel_report import ChannelCount
-from pimflow.commands.shared.front import ParetoPoint
-from pimflow.commands.shared.front import files as front_files
 from pimflow.commands.shared.inputs import inputs_by_name
-from pimflow.commands.shared.memory_report import PoolReport
 from pimflow.commands.shared.prepare import PreparedNetwork
 from pimflow.commands.shared.published_decode import PublishedDecode
-from pimflow.commands.shared.report import ExtraReports, GpuPart, Report
-from pimflow.commands.shared.search import SearchRequest, order_report, replace_primitives
+from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import plan_modes, require_effect
 from pimflow.commands.shared.streaming_report import CopyDistance
-from pimflow.commands.simulate import trace as tracing
 from pimflow.compiler import artifact, build, ir_dump
-from pimflow.compiler.artifact import ArtifactFiles
 from pimflow.compiler.build import Build
 from pimflow.compiler.c_code import network as c_code
 from pimflow.compiler.c_code.network import CNetwork
 from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
-from pimflow.compiler.measurement.kernel_times import inference_ns, kernel_times
-from pimflow.compiler.verification import Verification, nan_count, require_finite, verify
-from pimflow.core.plan import Plan
+from pimflow.compiler.measurement.kernel_times import inference_ns
+from pimflow.compiler.verification import Verification, is_constant, nan_count, require_finite, verify
 from pimflow.core.rewrite import Mode
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork
@@ -54,7 +46,6 @@ from pimflow.placement.candidates.candidates import require_primitives
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.network_time import network_time
 from pimflow.primitive_selection.options import CUDA, check_device, goal_with_primitives
-from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
 
 if TYPE_CHECKING:
@@ -151,6 +142,8 @@ class ReferenceRun:
         By input that is a resident cache, the index of the output that is its content after a step.
     decomposition : DecompositionReport, optional
         The decomposed layers, and the difference of these outputs from the original's.
+    input_range : str, optional
+        The range that inputs are drawn in, and why, if it was found by trying.
     """
 
     interface: Interface
@@ -161,6 +154,7 @@ class ReferenceRun:
     is_drawn: bool = False
     expected: tuple[Sequence[np.ndarray], ...] = ()
     decomposition: DecompositionReport | None = None
+    input_range: str | None = None
 
     @property
     def inputs(self) -> Mapping[str, np.ndarray]:
@@ -173,6 +167,8 @@ class ReferenceRun:
         self.expected = network.reference.outputs(self.samples)
         if self.is_drawn and any(map(nan_count, self.expected)):
             self._draw_positive(network)
+        if self.is_drawn and all(map(is_constant, self.expected)):
+            self._draw_in_ranges(network)
         for outputs in self.expected:
             require_finite(outputs)
         if change is None:
@@ -190,9 +186,36 @@ class ReferenceRun:
         samples = (network.example_inputs(draws),)
         expected = network.reference.outputs(samples)
         if draws and sum(map(nan_count, expected)) < sum(map(nan_count, self.expected)):
-            self.samples, self.expected = samples, expected
-            texts = {name: str(draw) for name, draw in draws.items()}
-            self.interface = replace(self.interface, draws=self.interface.draws | texts)
+            self._take(draws, samples, expected)
+
+    def _draw_in_ranges(self, network: Network) -> None:
+        """Draw inputs of the first range of `zoo.RANGES` for which outputs are not constant, if there is one.
+
+        Outputs that no input changes say nothing of the build. Networks for samples of 8 or 16 bits have
+        such for values about 1, which are silence to them.
+        """
+        known = {*network.draws, *network.table_rows}
+        for kind, draws in zoo.ranged_draws(network.inputs, known).items():
+            samples = (network.example_inputs(draws),)
+            expected = network.reference.outputs(samples)
+            if not any(is_constant(outputs) or nan_count(outputs) for outputs in expected):
+                self._take(draws, samples, expected)
+                name, draw = next(iter(draws.items()))
+                self.input_range = (
+                    f"drawn as {kind}, {draw}: outputs are constant for smaller ones; "
+                    f"--input {name}=… draws others"
+                )
+                return
+
+    def _take(
+        self,
+        draws: Mapping[str, zoo.Draw],
+        samples: tuple[Mapping[str, np.ndarray], ...],
+        expected: tuple[Sequence[np.ndarray], ...],
+    ) -> None:
+        self.samples, self.expected = samples, expected
+        texts = {name: str(draw) for name, draw in draws.items()}
+        self.interface = replace(self.interface, draws=self.interface.draws | texts)
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
@@ -225,7 +248,7 @@ def place_network(request: CompileRequest, model: Model, prepared: PreparedNetwo
     """Search the plan of a network, or apply the one that is given; search the front if requested."""
     request.progress("searching")
     begin = time.perf_counter()
-    search_result, pool = request.place_network(prepared)
+    search_result, pool = request.place_network(prepared, progress=request.progress)
     placed = PlacedNetwork(
         search_result=search_result,
         search_seconds=time.perf_counter() - begin,
@@ -286,16 +309,16 @@ def build_targets(
 ) -> BuildSet:
     """Build the network for the requested target, for the stand-in, and in C if that is the target."""
     request.progress("generating code")
-    choices, layouts = (selection.choices, selection.layouts) if selection else (None, None)
-    cpu_choices = None if request.in_c else choices
+    primitives = None
+    if selection and selection.choices:
+        primitives = build.LayerPrimitives(selection.choices, selection.layouts)
     stored = request.out is not None
     builds = tuple(
         build.build(
             network,
             search_result,
             targets.target_by_name(name),
-            cpu_choices,
-            layouts,
+            None if request.in_c else primitives,
             keep_code=stored,
             cuda_graphs=request.cuda_graphs,
         )
@@ -308,7 +331,7 @@ def build_targets(
         OutputReference(expected=expected, perturbed=network.perturbed, tolerance=request.tolerance)
         for expected in reference.expected
     ]
-    c_part = c_code.c_network(network, request.system, choices, layouts, reference.samples, references)
+    c_part = c_code.c_network(network, request.system, primitives, reference.samples, references)
     return BuildSet(builds=builds, c_part=c_part)
 
 
@@ -346,33 +369,6 @@ def with_kernel_times(
     return primitive_selection.with_network(selection, network_ns)
 
 
-def extra_reports(
-    request: CompileRequest,
-    prepared: PreparedNetwork,
-    placed: PlacedNetwork,
-    reference: ReferenceRun,
-    selection: Selection | None,
-    build_set: BuildSet,
-) -> ExtraReports:
-    """The parts of the report about what was requested beside a plan."""
-    search_result, order = placed.search_result, prepared.order
-    primitives: SelectionReport | PlanPrimitives | None = None
-    if search_result.goal.primitives:
-        primitives = plan_primitives(search_result, replace_primitives(search_result, request))
-    elif selection is not None:
-        primitives = primitive_selection.summary(selection)
-    return ExtraReports(
-        order=None if order is None else order_report(order, search_result, request),
-        decomposition=reference.decomposition,
-        skips=None if prepared.skips is None else prepared.skips.summary(),
-        primitives=primitives,
-        c_part=None if build_set.c_part is None else build_set.c_part.report,
-        front=None if placed.front is None else _with_plan_files(request, placed.front),
-        channel_counts=request.channel_counts,
-        copy_distances=request.copy_distances,
-    )
-
-
 def decoder_part(
     model: Model, network: Network, search_result: SearchResult | None = None, context: int | None = None
 ) -> str | None:
@@ -400,91 +396,3 @@ def decoder_part(
     if not network.states and zoo.past_name(0, "key") in network.inputs:
         notes.append("each step copies the cache; --context N keeps one of N tokens in place")
     return "; ".join(notes) or None
-
-
-def _with_plan_files(request: CompileRequest, points: Sequence[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """`points` with the names of their plan files in place of plans, if they are written."""
-    if request.out is None:
-        return tuple(points)
-    return tuple(
-        replace(point, plan=file) for point, file in zip(points, front_files(request.out, len(points)))
-    )
-
-
-def assemble_report(
-    placed: PlacedNetwork,
-    build_set: BuildSet,
-    verification: Verification,
-    reference: ReferenceRun,
-    extras: ExtraReports,
-    begin: float,
-) -> Report:
-    """The report of a compiled and verified network."""
-    target_build = build_set.builds[0]
-    return make_report(
-        placed,
-        verification,
-        gpu_part=_gpu_part(placed.search_result, target_build, reference.inputs),
-        pool=PoolReport.from_build(target_build, placed.pool, placed.search_result.plan.options),
-        extras=extras,
-        wall_seconds=time.perf_counter() - begin,
-    )
-
-
-def _gpu_part(search_result: SearchResult, target_build: Build, inputs: Mapping[str, np.ndarray]) -> GpuPart:
-    """The part of the report about GPU kernels, with measured times if a device can run them."""
-    measured_ns, measured_on = None, ""
-    if target_build.target != "llvm+pim" and target_build.can_run_here:
-        measured_ns = sum(kernel.calls * kernel.call_ns for kernel in kernel_times(target_build, inputs))
-        measured_on = str(target_build.device.device_name)
-    return GpuPart.from_search(
-        search_result, target_build.target, target_build.kernels, measured_ns, measured_on
-    )
-
-
-def _interface(request: CompileRequest, reference: ReferenceRun, build_set: BuildSet) -> Interface:
-    """The interface of the compiled directory: inputs, outputs, caches, and what it was built for."""
-    interface, packed = reference.interface, build_set.builds[0].states.to_table()
-    states = {
-        name: {"output": output} | ({"layout": packed[name]} if name in packed else {})
-        for name, output in reference.states.items()
-    }
-    interface = replace(interface, states=states)
-    if build_set.c_part is not None:
-        source = build_set.c_part.source
-        return replace(interface, outputs=source.outputs, pool_bytes=source.pool_bytes)
-    return replace(interface, cpu=targets.cpu_name()) if request.select is not None else interface
-
-
-def artifact_files(
-    request: CompileRequest,
-    placed: PlacedNetwork,
-    build_set: BuildSet,
-    verification: Verification,
-    reference: ReferenceRun,
-    report: Report,
-) -> ArtifactFiles:
-    """What the compiled directory holds."""
-    search_result = placed.search_result
-    system, programs = search_result.system, search_result.programs()
-    plans = [point.plan for point in placed.front or ()]
-    names = front_files("", len(plans))
-    return ArtifactFiles(
-        builds=build_set.builds,
-        interface=_interface(request, reference, build_set),
-        plan=search_result.plan,
-        placed_regions=artifact.PlacedRegions(
-            graph=search_result.graph,
-            gpu=system.gpu.name,
-            dtype=system.dtype,
-            padding=system.padding,
-            bounds=verification.wider_bounds(system.dtype),
-        ),
-        pim=system.pim,
-        timeline=PlanTrace.from_search(search_result).to_perfetto(),
-        report=report.to_json(),
-        programs=programs,
-        traced_regions=tracing.traceable_regions(programs, request.progress) if request.emit_traces else (),
-        c_files={} if build_set.c_part is None else build_set.c_part.source.files(),
-        front={name: plan for name, plan in zip(names, plans) if isinstance(plan, Plan)},
-    )

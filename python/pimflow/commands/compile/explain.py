@@ -75,8 +75,8 @@ class Explanation:
         Lower bound of the time that the device's activation unit adds; 0 if it has none for the epilogue.
     settle_ns : float
         Time of a GPU kernel that computes only the epilogue.
-    at_best : tuple of Way
-        Lower bounds for a grouped convolution on PIM, by methods that are no candidates.
+    at_best : tuple of ElementwiseBound
+        Lower bounds of a grouped convolution on PIM, by methods that are no candidates.
     gpu_ns : float
         Time of the region on the GPU, with the memory channels that the plan gives to the GPU.
     rank : str
@@ -128,12 +128,12 @@ class Explanation:
         shown = self._visible_candidates()
         for candidate in shown:
             cost, mark = candidate.cost, "*" if candidate.chosen else " "
-            deferred_epilogues = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
+            pending_text = f", leaves {', '.join(candidate.pending)}" if candidate.pending else ""
             sources = ", ".join(f"{resource} {source.value}" for resource, source in cost.known.items())
             schedule = candidate.schedule if candidate.schedule not in candidate.name else ""
             lines.append(
                 f"{mark} {candidate.name:<24} {cost.latency_ns / 1e3:>8.2f} us  "
-                f"{cost.energy_pj / 1e6:>8.2f} uJ  {sources}  {schedule}{deferred_epilogues}".rstrip()
+                f"{cost.energy_pj / 1e6:>8.2f} uJ  {sources}  {schedule}{pending_text}".rstrip()
             )
             lines += [f"      {_task_text(task)}" for task in candidate.tasks]
         if hidden_count := len(self.candidates) - len(shown):

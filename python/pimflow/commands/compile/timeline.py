@@ -24,7 +24,7 @@ from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.placement import Evaluation, SearchResult
-from pimflow.report_page.charts import Bar, ChartTask, sort_bars, timeline
+from pimflow.report_page.timeline_chart import Bar, ChartTask, sort_bars, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame

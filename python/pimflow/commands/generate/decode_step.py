@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
+import onnx
 
+from pimflow import zoo
 from pimflow.commands.generate.decoding import (
+    OWN_NAMES,
     CompiledStep,
     Lengths,
     StepGraph,
+    StepInterface,
+    StepRequest,
     compile_step,
-    place_step,
-    step_regions,
 )
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
 from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
-from pimflow.frontend.exported_decoder import LOGITS
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges, graph_charges
@@ -31,7 +34,7 @@ class DecodeStep:
     """A step of one token over a cache.
 
     It is searched, compiled and verified over all places of the cache. Its cost follows from the tokens that
-    are in the cache.
+    are in the cache. What is only searched draws no weights, on whose sizes alone a search depends.
 
     Parameters
     ----------
@@ -39,10 +42,10 @@ class DecodeStep:
         Gives the network of a step that attends to so many tokens.
     context, batch : int
         Places of the caches, and number of sequences.
+    interface : StepInterface
+        The names of its inputs and results.
     grows : bool
         Whether there are graphs for fewer tokens than the context. If not, a step always attends to all.
-    roles, logits
-        See `LanguageModel`.
     """
 
     def __init__(
@@ -51,15 +54,14 @@ class DecodeStep:
         search_request: SearchRequest,
         context: int,
         batch: int,
+        interface: StepInterface = OWN_NAMES,
         *,
         grows: bool = True,
-        roles: Mapping[str, str] | None = None,
-        logits: str = LOGITS,
-    ) -> None:
+    ) -> None:  # seven: what is compiled, for which lengths, and how it is called and charged
         self.context, self.batch = context, batch
         self._grows = grows and context > MIN_TOKENS
         self._graph, self._search_request = graph, search_request
-        self._roles, self._logits = roles or {}, logits
+        self._interface = interface
         self._charges: dict[int, Charges] = {}
 
     def lengths(self, tokens: int) -> Lengths:
@@ -67,13 +69,15 @@ class DecodeStep:
         places = self.context if self.context > 1 else 0
         return Lengths(attended=self.effective_tokens(tokens), batch=self.batch, places=places)
 
+    def request(self, tokens: int) -> StepRequest:
+        """The request for a step that attends to so many tokens."""
+        return StepRequest(self._graph(tokens), self._search_request, self.lengths(tokens))
+
     @functools.cached_property
     def search_result(self) -> SearchResult:
         """The search result of the step over all places."""
-        search_result = place_step(
-            self._graph(self.context), self._search_request, self.lengths(self.context)
-        )[2]
-        release_memory()  # the weights that the graph was loaded with
+        search_result = self._blank_request(self.context).place()[2]
+        release_memory()
         return search_result
 
     def compile(
@@ -81,14 +85,11 @@ class DecodeStep:
     ) -> CompiledStep:
         """Search the step unless that is done, build and verify it; raises as `compile_step`."""
         step = compile_step(
-            self._graph(self.context),
-            self._search_request,
-            self.lengths(self.context),
+            self.request(self.context),
             inputs,
             progress,
             vars(self).get("search_result"),
-            roles=self._roles,
-            logits=self._logits,
+            interface=self._interface,
         )
         self.search_result = step.search_result
         return step
@@ -122,6 +123,13 @@ class DecodeStep:
         )
 
     def _load_regions(self, tokens: int) -> RegionGraph:
-        graph = step_regions(self._graph(tokens), self._search_request, self.lengths(tokens))
+        regions = self._blank_request(tokens).regions()
         release_memory()
-        return graph
+        return regions
+
+    def _blank_request(self, tokens: int) -> StepRequest:
+        """The request whose matrices are not drawn."""
+        request = self.request(tokens)
+        if not isinstance(request.graph, onnx.ModelProto):
+            return request
+        return replace(request, graph=zoo.blank_matrices(request.graph))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -149,6 +149,54 @@ class Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepInterface:
+    """The names of inputs and results of a step.
+
+    Attributes
+    ----------
+    roles : mapping of str to str
+        By input, what it is for, if it is not called so; see `ExportedDecoder`.
+    logits : str
+        The result with logits.
+    """
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    logits: str = LOGITS
+
+
+OWN_NAMES = StepInterface()  # of the graphs that pimflow writes
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """A step of a decoder that is requested: its graph, how to search it, and its lengths."""
+
+    graph: StepGraph
+    search_request: SearchRequest
+    lengths: Lengths
+
+    def place(self, search_result: SearchResult | None = None) -> tuple[Network, Network, SearchResult]:
+        """Load, prepare and search it; returns the loaded network, the prepared one, and the result.
+
+        Caches are resident if the step has places for them. A plan in `search_request` is applied in place of
+        a search; `search_result` is returned as it is.
+        """
+        network = self._load()
+        prepared = self.search_request.prepare_network(network)
+        if search_result is None:
+            search_result, _ = self.search_request.place_network(prepared, bounded=False)
+        return network, prepared.network, search_result
+
+    def regions(self) -> RegionGraph:
+        """The regions that a search of it places."""
+        return self.search_request.prepare_network(self._load()).regions
+
+    def _load(self) -> Network:
+        places = self.lengths.places or None
+        return frontend.load(self.graph, context=places and self.lengths.attended, places=places)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompiledStep:
     """A step of one or several tokens after a cache, searched, built and verified.
 
@@ -232,10 +280,12 @@ def step_times(
     """
     system, graph = search_result.system, search_result.graph
     elements = kv_elements * lengths.attended * lengths.batch
-    kernels = 2 * max(1, sum(region.attention is not None for region in graph.regions))
+    attentions = [region.attention for region in graph.regions if region.attention is not None]
+    kernels = 2 * max(1, len(attentions))
+    kind = attentions[0].cache_type if attentions else None
     return [
         *weight_times(graph, lengths.batch * lengths.tokens, system),
-        cache_times(elements, uses * lengths.tokens, kernels, system),
+        cache_times(elements, uses * lengths.tokens, kernels, system, kind),
     ]
 
 
@@ -299,15 +349,12 @@ class StepRunner:
 
 
 def compile_step(
-    graph: StepGraph,
-    search_request: SearchRequest,
-    lengths: Lengths,
+    request: StepRequest,
     inputs: Callable[[Network], Mapping[str, np.ndarray]],
     progress: Callable[[str], None],
     search_result: SearchResult | None = None,
     *,
-    roles: Mapping[str, str] | None = None,
-    logits: str = LOGITS,
+    interface: StepInterface = OWN_NAMES,
 ) -> CompiledStep:
     """Search a step of a decoder, build it for the CPU that stands in for the GPU, and verify it.
 
@@ -316,9 +363,7 @@ def compile_step(
     inputs : callable
         Gives the inputs of the verification for a network.
     search_result : SearchResult, optional
-        The result of `place_step` for this step, if it is known.
-    roles, logits
-        See `LanguageModel`.
+        The result of `StepRequest.place`, if it is known.
 
     Raises
     ------
@@ -327,58 +372,34 @@ def compile_step(
     VerificationError
         If results are wrong.
     """
-    network, prepared, search_result = place_step(graph, search_request, lengths, search_result)
-    arrays, perturbed = inputs(network), prepared.perturbed
+    network, prepared, search_result = request.place(search_result)
+    arrays = inputs(network)
     expected = network.reference(arrays)
     require_finite(expected)
     input_types, states, outputs = network.inputs, network.states, network.output_names
-    roles = step_roles(network, roles or {})
+    reference = OutputReference(
+        expected=expected, perturbed=prepared.perturbed, rounded=network.rounded_outputs
+    )
+    roles = step_roles(network, interface.roles)
     del network  # its weights take as much memory as those of the build
-    step_build = build.build(prepared, search_result, targets.target_by_name(search_request.target))
+    target = targets.target_by_name(request.search_request.target)
+    step_build = build.build(prepared, search_result, target)
     release_memory()
     progress("verifying")
     observation = observe(prepared, step_build, search_result.system, arrays)
     del prepared
     release_memory()
-    verification = observation.verify_outputs(OutputReference(expected=expected, perturbed=perturbed))
+    verification = observation.verify_outputs(reference)
     verification.require()
     return CompiledStep(
-        lengths=lengths,
+        lengths=request.lengths,
         input_types=input_types,
         states=states,
         outputs=outputs,
         roles=roles,
-        logits_index=outputs.index(logits) if logits in outputs else 0,
+        logits_index=outputs.index(interface.logits) if interface.logits in outputs else 0,
         search_result=search_result,
         build=step_build,
         verification=verification,
         results=() if states else tuple(observation.outputs),
     )
-
-
-def place_step(
-    graph: StepGraph,
-    search_request: SearchRequest,
-    lengths: Lengths,
-    search_result: SearchResult | None = None,
-) -> tuple[Network, Network, SearchResult]:
-    """Load, prepare and search a step; returns the loaded network, the prepared one, and the result.
-
-    Caches are resident if the step has places for them. A plan in `search_request` is applied in place of a
-    search; `search_result` is returned as it is.
-    """
-    network = _network(graph, lengths)
-    prepared = search_request.prepare_network(network)
-    if search_result is None:
-        search_result, _ = search_request.place_network(prepared, bounded=False)
-    return network, prepared.network, search_result
-
-
-def step_regions(graph: StepGraph, search_request: SearchRequest, lengths: Lengths) -> RegionGraph:
-    """The regions that a search of a step places."""
-    return search_request.prepare_network(_network(graph, lengths)).regions
-
-
-def _network(graph: StepGraph, lengths: Lengths) -> Network:
-    places = lengths.places or None
-    return frontend.load(graph, context=places and lengths.attended, places=places)

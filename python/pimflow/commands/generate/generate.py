@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
+from pimflow import zoo
 from pimflow.commands.generate.decode_step import DecodeStep
 from pimflow.commands.generate.decoding import (
     Caches,
     CompiledStep,
     Lengths,
+    StepRequest,
     StepRunner,
     compile_step,
-    place_step,
     shared_regions,
     step_times,
     verification_inputs,
@@ -27,7 +28,7 @@ from pimflow.commands.generate.devices import TENSOR, DeviceGroup, min_devices
 from pimflow.commands.generate.generation import Completion, DecodeCostModel, Generation, StepCosts
 from pimflow.commands.generate.language import LanguageModel, open_language_model
 from pimflow.commands.generate.options import GenerateOptions
-from pimflow.commands.generate.requests import GenerationRequest
+from pimflow.commands.generate.requests import Continuation, GenerationRequest
 from pimflow.commands.generate.sampling import Sampler
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.arguments import public
@@ -47,6 +48,7 @@ from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.simulators.pim.timing import STRICT
+from pimflow.weight_types import plain_type
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
 
@@ -79,15 +81,12 @@ class GenerationJob:
     ----------
     prompts : list of list of int
         Tokens of each prompt.
-    n : int
-        Number of new tokens.
+    continuation : Continuation
+        How each is continued.
     context : int
         Tokens that the caches have room for.
     batch : int
         Number of sequences.
-    sampler : Sampler
-    stops : sequence of str
-        Texts before which a text ends.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
     group : DeviceGroup
@@ -97,11 +96,9 @@ class GenerationJob:
     language: LanguageModel
     search_request: SearchRequest
     prompts: list[list[int]]
-    n: int
+    continuation: Continuation
     context: int
     batch: int
-    sampler: Sampler
-    stops: Sequence[str]
     assume_room: bool
     group: DeviceGroup
     on_text: Callable[[str], None]
@@ -115,7 +112,7 @@ class GenerationJob:
     @property
     def step_lengths(self) -> list[int]:
         """The tokens that each step of a new token attends to."""
-        return [self.longest_prompt + number for number in range(1, max(self.n, 2))]
+        return [self.longest_prompt + number for number in range(1, max(self.continuation.n, 2))]
 
 
 @public(GenerateOptions, SearchArguments, GoalOptions, without=("target", "plan", "options", "select"))
@@ -163,6 +160,9 @@ def generate(
     activation_type : str
         Type to which inputs of products with them are quantised, with a scale for each token: ``fp16`` for
         none, or ``int8``.
+    kv_cache_dtype : str
+        Type of the caches, of `weight_types.CACHE_TYPES`, to which keys and values are quantised as they are
+        appended, with a scale for each token and head: ``fp16`` for that of the system.
     devices, parallel, link
         How many devices share a shape, and how; see `commands.generate.devices.DeviceGroup`.
     assume_room : bool
@@ -187,9 +187,9 @@ def generate(
     names = field_names(GenerateOptions)
     options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
-    language = open_language_model(model, options.tokenizer, options.weight_type, options.activation_type)
+    language = open_language_model(model, options.tokenizer, options)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
-    stops = language.require_stops(options.stop)
+    continuation = Continuation(options.n, sampler, language.require_stops(options.stop))
     context = _context(language, max(map(len, prompts)), options.n, options.context)
     batch = _sequences(language, len(prompts), options.batch)
     search_request = SearchRequest.from_arguments(system, **keywords).validate()
@@ -198,11 +198,9 @@ def generate(
         language=language,
         search_request=search_request,
         prompts=prompts,
-        n=options.n,
+        continuation=continuation,
         context=context,
         batch=batch,
-        sampler=sampler,
-        stops=stops,
         assume_room=options.assume_room,
         group=DeviceGroup(count=options.devices, parallel=options.parallel, link=LinkSpec.load(options.link)),
         on_text=on_text,
@@ -262,10 +260,8 @@ class _TokenGenerator:
                 language,
                 ids,
                 system.dtype,
-                job.n,
+                job.continuation.with_request(number),
                 (lambda _: None) if number else job.on_text,
-                sampler=replace(job.sampler, request=number),
-                stops=job.stops,
             )
             for number, ids in enumerate(job.prompts)
         ]
@@ -275,9 +271,8 @@ class _TokenGenerator:
             job.search_request,
             job.context,
             batch,
+            language.interface,
             grows=language.fixed_context is None,
-            roles=language.roles,
-            logits=language.logits,
         )
         self.checks: list[Verification] = []
 
@@ -322,13 +317,14 @@ class _TokenGenerator:
         job.progress("compiling the prompt's step")
         attended = longest + job.language.min_cache
         first = compile_step(
-            job.language.step(attended, longest, job.batch),
-            job.search_request,
-            Lengths(attended=attended, tokens=longest, batch=job.batch),
+            StepRequest(
+                job.language.step(attended, longest, job.batch),
+                job.search_request,
+                Lengths(attended=attended, tokens=longest, batch=job.batch),
+            ),
             self._bind_inputs({}, self._next_tokens(longest)),
             job.progress,
-            roles=job.language.roles,
-            logits=job.language.logits,
+            interface=job.language.interface,
         )
         for number, request in enumerate(self.requests):
             logits = self._rows(first.logits, number)[:, len(request.pending_tokens) - 1]
@@ -385,7 +381,7 @@ class _TokenGenerator:
             tokens=tokens,
             past_lengths=self._past_lengths(),
             caches=caches,
-            roles=self.job.language.roles,
+            roles=self.job.language.interface.roles,
         )
 
     def _past_lengths(self) -> np.ndarray:
@@ -406,9 +402,8 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     prompt, batch, search_request = job.longest_prompt, job.batch, job.search_request
     model, decoder = decoder, job.group.device_part(decoder)
     job.progress("searching the output")
-    _, _, head = place_step(
-        decoder_graph.head_graph(decoder, batch=batch), search_request, Lengths(attended=1, batch=batch)
-    )
+    head_graph = zoo.blank_matrices(decoder_graph.head_graph(decoder, batch=batch))
+    _, _, head = StepRequest(head_graph, search_request, Lengths(attended=1, batch=batch)).place()
     job.progress("searching a block for a token")
     decode = DecodeStep(
         lambda attended: decoder_graph.block_graph(decoder, attended, batch=batch),
@@ -424,7 +419,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     job.progress("compiling a block for the prompt")
     graph = decoder_graph.block_graph(decoder, prompt, tokens=prompt, batch=batch)
     lengths = Lengths(attended=prompt, tokens=prompt, batch=batch)
-    first = compile_step(graph, search_request, lengths, _random_inputs, job.progress)
+    first = compile_step(StepRequest(graph, search_request, lengths), _random_inputs, job.progress)
     job.progress("compiling a block for a token")
     step = decode.compile(_random_inputs, job.progress)
     checks = [first.verification, step.verification]
@@ -500,7 +495,7 @@ def _model_bound_ns(
     job: GenerationJob, decoder: Decoder, decode: DecodeStep, head: SearchResult, tokens: int
 ) -> float:
     """The lower bound of the time of a step of a whole model."""
-    kv_elements = decoder.kv_bytes_per_token(1) / decoder.layers
+    kv_elements = decoder.kv_elements_per_token / decoder.layers
     block = step_times(decode.search_result, decode.lengths(tokens), kv_elements, job.language.uses)
     output = weight_times(head.graph, job.batch, head.system)
     parts = [*(part.scale(decoder.layers) for part in block), *output]
@@ -548,6 +543,16 @@ def _published(job: GenerationJob) -> PublishedDecode | None:
     return PublishedDecode.from_decoder(job.language.decoder, job.search_request.system)
 
 
+def _cache_in_pim(language: LanguageModel, system: System) -> str | None:
+    """How PIM stores caches of a narrow type; None if there are none."""
+    kind = language.decoder.cache_type if language.decoder else ""
+    if not kind:
+        return None
+    if system.pim.takes(plain_type(kind), system.dtype) and system.timing == STRICT:
+        return f"PIM stores {kind} as it is"
+    return f"PIM stores {kind} widened to {system.dtype}, which its multipliers take"
+
+
 def _report(
     job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Unpack[_Figures]
 ) -> Generation:
@@ -563,6 +568,8 @@ def _report(
         if "widened" in language.weights
         else language.weights,
         weights_in_pim=_weights_in_pim(language, system),
+        cache=(language.decoder.cache_type if language.decoder else "") or None,
+        cache_in_pim=_cache_in_pim(language, system),
         system=system.name,
         gpu=system.gpu.name,
         pim=system.pim.name,
@@ -578,7 +585,7 @@ def _report(
         tokens_per_s_gpu_only=job.batch / mean.tpot_ns_gpu_only * 1e9,
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
-        kv_bytes_per_token=language.kv_elements * ELEMENT_BYTES[system.dtype],
+        kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
         room_bytes=_room_bytes(system),
         devices=_devices_text(job.group),
         verified=True,  # else an error was raised

@@ -28,10 +28,8 @@ def add_arguments(sub: CommandParser) -> None:
     sub.add_fields(GenerateOptions, "n", required=True)
     sub.add_fields(GenerateOptions, "context", "batch", "temperature", "top_k", "top_p", "seed")
     sub.add_fields(GenerateOptions, "stop", action="append")
-    sub.add_fields(
-        GenerateOptions, "chat", "tokenizer", "weight_type", "activation_type", "devices", "parallel", "link"
-    )
-    sub.add_fields(GenerateOptions, "assume_room")
+    sub.add_fields(GenerateOptions, "chat", "tokenizer", "weight_type", "activation_type", "kv_cache_dtype")
+    sub.add_fields(GenerateOptions, "devices", "parallel", "link", "assume_room")
     options.system_options(sub)
     options.goal_options(sub)
     options.profiling_options(sub)

@@ -221,6 +221,9 @@ class Generation:
     weights_in_pim : str
         How PIM stores weights of narrow types: as they are, or widened to the storage type, since the
         device's multipliers do not take them. Omitted if all weights are of the storage type.
+    cache, cache_in_pim : str
+        Type of the integers in the caches, one scale a token and head; and how PIM stores them. Omitted if
+        caches are of the storage type.
     prompt_tokens, context, batch : int
         Tokens of the longest prompt; tokens that the caches have room for; number of sequences, one for each
         prompt or all from one.
@@ -277,6 +280,8 @@ class Generation:
     pim: str
     dtype: str
     weights_in_pim: str | None = field(metadata=OMITTED)
+    cache: str | None = field(metadata=OMITTED)
+    cache_in_pim: str | None = field(metadata=OMITTED)
     prompt_tokens: int
     context: int
     batch: int
@@ -341,6 +346,11 @@ class Generation:
                 f"model     {self.model}: {self.regions_on_pim} of {self.regions} regions of a step on PIM"
                 f"{blocks}",
                 f"weights   {self.weights}" + (f"; {self.weights_in_pim}" if self.weights_in_pim else ""),
+                *(
+                    [f"caches    {self.cache}, a scale a token and head; {self.cache_in_pim}"]
+                    if self.cache
+                    else []
+                ),
                 f"          {'':<16} {'GPU alone':>12} {'plan':>12}",
                 *(
                     f"          {label:<16} {gpu:>12.4f} {plan:>12.4f} {unit}".rstrip()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -14,10 +14,12 @@ import numpy as np
 import onnx
 
 from pimflow import zoo
+from pimflow.commands.generate.decoding import OWN_NAMES, StepInterface
+from pimflow.commands.generate.options import WeightOptions
 from pimflow.compiler.conditioning import RUNS
 from pimflow.errors import UnknownNameError, UsageError, is_utf8
 from pimflow.frontend import onnx_decoder, torch_decoder
-from pimflow.frontend.exported_decoder import LOGITS, PLACES, ExportedDecoder, ExportedReference
+from pimflow.frontend.exported_decoder import PLACES, ExportedDecoder, ExportedReference
 from pimflow.frontend.onnx_runtime import reference_with_roundings
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.frontend.torch_program import TorchProgram
@@ -68,10 +70,8 @@ class LanguageModel:
         What it reads around what a user says.
     weights : str
         Source of its weights, and their storage type.
-    roles : mapping of str to str
-        By input of a step, what it is for, if it is not called so; see `ExportedDecoder`.
-    logits : str
-        Name of the output with logits.
+    interface : StepInterface
+        The names of inputs and results of a step.
     ends : frozenset of int
         Tokens that end a text.
     decoder : Decoder, optional
@@ -98,8 +98,7 @@ class LanguageModel:
     perturbed_logits: PerturbedLogits
     tokenizer: Tokenizer | None
     weights: str
-    roles: Mapping[str, str] = field(default_factory=dict)
-    logits: str = LOGITS
+    interface: StepInterface = OWN_NAMES
     chat_template: ChatTemplate | None = None
     ends: frozenset[int] = frozenset()
     decoder: Decoder | None = None
@@ -108,6 +107,12 @@ class LanguageModel:
     max_batch: int | None = None
     min_cache: int = 0
     error_hint: str = ""
+
+    def kv_bytes(self, element_bytes: int) -> int:
+        """Bytes of a token in the cache, on a system whose elements have so many."""
+        if self.decoder is not None:
+            return self.decoder.kv_bytes_per_token(element_bytes)
+        return self.kv_elements * element_bytes
 
     def tokenize_prompts(
         self,
@@ -174,8 +179,7 @@ class LanguageModel:
 def open_language_model(
     model: str | os.PathLike[str] | onnx.ModelProto,
     tokenizer: str | os.PathLike[str] | None = None,
-    weight_type: str = "fp16",
-    activation_type: str = "fp16",
+    types: WeightOptions | None = None,
 ) -> LanguageModel:
     """Open a language model of the zoo, of an ONNX, PyTorch or GGUF file, or of a folder of Hugging Face's.
 
@@ -183,10 +187,8 @@ def open_language_model(
     ----------
     tokenizer : path, optional
         A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
-    weight_type : str
-        Type in which weights of the zoo are stored, of `weight_types.WRITTEN_TYPES`.
-    activation_type : str
-        ``fp16``, or ``int8``, to which inputs of products are quantised.
+    types : WeightOptions, optional
+        In which weights of the zoo, inputs of products and caches are stored; by default those of the system.
 
     Raises
     ------
@@ -198,7 +200,7 @@ def open_language_model(
     ModelError
         If the file cannot be read, or has no cache.
     """
-    language = _open_model(model, weight_type, activation_type)
+    language = _open_model(model, types or WeightOptions())
     if tokenizer is not None:
         return _with_tokenizer(language, Path(tokenizer), required=True)
     is_file = not isinstance(model, onnx.ModelProto) and Path(model).suffix in (".onnx", ".pt2")
@@ -223,22 +225,24 @@ def _with_tokenizer(language: LanguageModel, path: Path, *, required: bool = Fal
     )
 
 
-def _open_model(
-    model: str | os.PathLike[str] | onnx.ModelProto, weight_type: str, activation_type: str
-) -> LanguageModel:
-    for flag, kind in (("--weight-type", weight_type), ("--activation-type", activation_type)):
+def _open_model(model: str | os.PathLike[str] | onnx.ModelProto, types: WeightOptions) -> LanguageModel:
+    cache_type = types.kv_cache_dtype
+    for flag, kind in (("--weight-type", types.weight_type), ("--activation-type", types.activation_type)):
         if kind != "fp16" and not (isinstance(model, str) and model in zoo.all_names()):
             raise UsageError(f"{flag} {kind}: a file keeps its own types of weights; leave it out")
+    if not isinstance(model, onnx.ModelProto) and is_decoder_file(Path(model)):
+        return _from_file(Path(model), cache_type)
+    if isinstance(model, str) and model in zoo.decoder_names():
+        return _from_zoo(zoo.decoder(model).with_types(types.weight_type, types.activation_type, cache_type))
+    if cache_type != "fp16":
+        raise UsageError(
+            f"--kv-cache-dtype {cache_type}: give a language model of the zoo, a .gguf file or a folder; an "
+            "exported decoder keeps its caches"
+        )
     if isinstance(model, onnx.ModelProto) or Path(model).suffix == ".onnx":
         return _from_exported(onnx_decoder.open_decoder(model))
     if Path(model).suffix == ".pt2":
         return _from_exported(torch_decoder.open_decoder(model))
-    if is_decoder_file(Path(model)):
-        return _from_file(Path(model))
-    if isinstance(model, str) and model in zoo.decoder_names():
-        decoder = zoo.decoder(model)
-        decoder = decoder if weight_type == "fp16" else decoder.with_weights(weight_type)
-        return _from_zoo(decoder if activation_type == "fp16" else decoder.with_activations(activation_type))
     if isinstance(model, str) and model in zoo.names():
         decoders = ", ".join(zoo.decoder_names())
         raise UsageError(f"'{model}' is no language model; those of the zoo are {decoders}")
@@ -273,8 +277,8 @@ def _from_zoo(decoder: Decoder) -> LanguageModel:
     return _from_decoder(decoder, tokenizer, f"{source}, {types}" if types else source)
 
 
-def _from_file(path: Path) -> LanguageModel:
-    decoder = read_decoder(path)
+def _from_file(path: Path, cache_type: str) -> LanguageModel:
+    decoder = read_decoder(path).with_types(kv_cache_dtype=cache_type)
     tokenizer, ends, template = read_tokenizer(path, decoder.vocabulary)
     weights = storage_types(decoder.file) + ("" if decoder.weight_types else ", widened")
     language = _from_decoder(decoder, tokenizer, weights)
@@ -292,7 +296,7 @@ def _from_decoder(decoder: Decoder, tokenizer: Tokenizer | None, weights: str) -
         name=decoder.name,
         vocabulary=decoder.vocabulary,
         max_context=decoder.max_context,
-        kv_elements=decoder.kv_bytes_per_token(1),
+        kv_elements=decoder.kv_elements_per_token,
         uses=decoder.group,
         step=step,
         reference=_share_weights(reference),
@@ -330,8 +334,7 @@ def _from_exported(decoder: ExportedDecoder) -> LanguageModel:
         by_token=decoder.tokens == 1,
         tokenizer=None,
         weights="of the file",
-        roles=decoder.roles,
-        logits=decoder.logits,
+        interface=StepInterface(roles=decoder.roles, logits=decoder.logits),
         max_batch=decoder.max_batch,
         min_cache=1,
         error_hint=""

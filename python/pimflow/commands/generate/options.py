@@ -10,7 +10,7 @@ from pimflow.commands.generate.devices import PARALLEL
 from pimflow.core.keywords import check_keywords
 from pimflow.core.options import OptionSet, option
 from pimflow.errors import UsageError
-from pimflow.weight_types import WRITTEN_TYPES
+from pimflow.weight_types import CACHE_TYPES, WRITTEN_TYPES
 
 _REPEAT = "; repeat it for several at once, of any lengths"
 
@@ -25,7 +25,7 @@ def _parse_tokens(text: str, flag: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOptions(OptionSet, group="network"):
-    """How weights of a language model of the zoo are stored."""
+    """How weights and caches of a language model of the zoo are stored."""
 
     weight_type: str = option(
         "fp16",
@@ -40,6 +40,13 @@ class WeightOptions(OptionSet, group="network"):
         "type to which inputs of products with such weights are quantised, with a scale for each token: "
         "{choices}; int8 with weights of int8 is W8A8, of int4 W4A8",
         choices=("fp16", "int8"),
+    )
+    kv_cache_dtype: str = option(
+        "fp16",
+        "--kv-cache-dtype TYPE",
+        "type of the caches of such a model, quantised as they are appended, with a scale for each token "
+        "and head: {choices}; fp16 for that of the system",
+        choices=("fp16", *CACHE_TYPES),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,6 +42,28 @@ class StopText:
         )
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """How a prompt is continued.
+
+    Attributes
+    ----------
+    n : int
+        The largest number of new tokens.
+    sampler : Sampler
+    stops : sequence of str
+        Texts before which the new text ends.
+    """
+
+    n: int
+    sampler: Sampler = field(default_factory=Sampler)
+    stops: Sequence[str] = ()
+
+    def with_request(self, number: int) -> Continuation:
+        """That of the prompt `number`, whose draws are its own."""
+        return replace(self, sampler=replace(self.sampler, request=number))
+
+
 class GenerationRequest:
     """The state of one prompt: its cached tokens, new tokens, and their verification.
 
@@ -58,16 +81,13 @@ class GenerationRequest:
         language: LanguageModel,
         ids: Sequence[int],
         dtype: str,
-        n: int,
+        continuation: Continuation,
         on_text: Callable[[str], None],
-        *,
-        sampler: Sampler | None = None,
-        stops: Sequence[str] = (),
     ) -> None:
-        self._sampler, self._stop = sampler or Sampler(), StopText(stops)
+        self._sampler, self._stop = continuation.sampler, StopText(continuation.stops)
         self.past_length, self.pending_tokens = 0, list(ids)
         self.verifier = TokenVerifier(language, dtype, self._sampler)
-        self._prompt, self._n, self._ends = len(ids), n, language.ends
+        self._prompt, self._n, self._ends = len(ids), continuation.n, language.ends
         self._new: list[int] = []
         self._parts: list[str] = []
         self._unverified: list[tuple[list[int], np.ndarray, frozenset[str], bool]] = []

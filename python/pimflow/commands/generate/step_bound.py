@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.hardware import System
 from pimflow.simulators.pim.bound import min_read_ns
+from pimflow.weight_types import WEIGHT_TYPES, plain_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,18 @@ class ReadTimes:
         return ReadTimes(pim_ns=times * self.pim_ns, gpu_ns=times * self.gpu_ns)
 
 
-def cache_times(elements: float, uses: float, kernels: int, system: System) -> ReadTimes:
-    """The times for `elements` of caches, each multiplied `uses` times, in so many kernels of the GPU."""
+def cache_times(
+    elements: float, uses: float, kernels: int, system: System, cache_type: str | None = None
+) -> ReadTimes:
+    """The times for `elements` of caches, each multiplied `uses` times, in so many kernels of the GPU.
+
+    Those of a `cache_type` of their own have its bits; their scales, which the GPU reads, are left out.
+    """
+    kind = plain_type(cache_type)
+    element_bytes = WEIGHT_TYPES[kind].bits / 8 if kind else ELEMENT_BYTES[system.dtype]
     return ReadTimes(
-        pim_ns=_pim_read_ns(elements, uses, (None, None), system),
-        gpu_ns=_gpu_read_ns(elements * ELEMENT_BYTES[system.dtype], kernels, system),
+        pim_ns=_pim_read_ns(elements, uses, (kind, None), system),
+        gpu_ns=_gpu_read_ns(elements * element_bytes, kernels, system),
     )
 
 

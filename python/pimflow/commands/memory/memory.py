@@ -16,7 +16,6 @@ from pimflow.commands.shared.inputs import InputOptions, network_keywords
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.prepare import MinimumPools, PreparationRequest, PreparedNetwork
 from pimflow.commands.shared.search_arguments import as_system
-from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.smaller_pool import PoolPlanning
@@ -214,9 +213,7 @@ class _MemoryPlanner:
     ) -> NetworkMemory:
         """Plan the memory of a prepared network in its smallest pool on the GPU alone."""
         network, pools, system = prepared.network, self.pools, self.system
-        placed = minimum_pools.plan(network, prepared.options)
-        module = apply_search_result(network.module, placed)
-        lowered = pools.lower(module, self.lowered_for, system)
+        placed, _, (module, lowered) = minimum_pools.pool(network, prepared.options)
         tensors = buffers(lowered, in_place=pools.in_place)
         liveness = pools.liveness(tensors)
         plan = pools.plan(liveness, capacity_bytes)

@@ -73,7 +73,8 @@ def select(
     from pimflow.primitive_selection import network_time
 
     source = rewritten or prepare.load(model, network)
-    applied = build.with_primitives(source.module, selection.choices, selection.layouts)
+    primitives = build.LayerPrimitives(selection.choices, selection.layouts)
+    applied = build.with_primitives(source.module, primitives)
     calls = kernel_calls.kernel_calls(applied, system())
     known_ns = None if is_measured else selection.profile.kernels_ns
     return with_network(selection, network_time.network_time(calls, cache, known_ns, progress))

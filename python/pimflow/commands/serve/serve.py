@@ -28,6 +28,7 @@ from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.simulators.serving.checker import check_schedule
 from pimflow.simulators.serving.scheduler import RequestTrace, Schedule, ServingLimits, StepTimes, serve
+from pimflow.weight_types import plain_type
 
 CONTEXT_MULTIPLE = 256  # tokens: similar traces share their plans
 MAX_TABLE = 1 << 24  # entries of a table of steps
@@ -60,8 +61,8 @@ def serve_sim(
         Most tokens of a request.
     max_batch, chunk_tokens, page_tokens, cache_tokens : int
         Limits of the server; see `ServingLimits`.
-    weight_type : str
-        Type in which weights of the zoo are stored; see `pimflow.generate`.
+    weight_type, activation_type, kv_cache_dtype : str
+        Types in which weights of the zoo, inputs of products and caches are stored; see `pimflow.generate`.
     steps : path, optional
         Costs of steps, as `StepTable.save` of `Serving.steps` writes them: nothing is searched.
     random_points : int
@@ -88,8 +89,7 @@ def serve_sim(
     """
     names = field_names(ServeOptions)
     options = ServeOptions(**{name: keywords.pop(name) for name in names if name in keywords}).validate()
-    types = {name: getattr(options, name) for name in ("weight_type", "activation_type")}
-    language = open_language_model(model, **types)
+    language = open_language_model(model, types=options)
     decoder = language.decoder
     if decoder is None:
         raise UsageError(
@@ -102,7 +102,9 @@ def serve_sim(
     context = table.context if table else _context(language, options, requests)
     _require_size(options, context, requests)
     plans = StepPlans(language=language, decoder=decoder, request=request, context=context, progress=progress)
-    return _Server(options=options, language=language, requests=requests, plans=plans, table=table).serving()
+    return _ServeJob(
+        options=options, language=language, requests=requests, plans=plans, table=table
+    ).serving()
 
 
 def _context(language: LanguageModel, options: ServeOptions, requests: RequestTrace) -> int:
@@ -128,7 +130,7 @@ def _require_size(options: ServeOptions, context: int, requests: RequestTrace) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Server:
+class _ServeJob:
     """A server of one model with its options; `table` is None if steps are to be searched."""
 
     options: ServeOptions
@@ -247,7 +249,12 @@ class _Server:
 
     @property
     def _kv_bytes(self) -> int:
-        return int(self.language.kv_elements * ELEMENT_BYTES[self.plans.request.system.dtype])
+        """Bytes of a token in the caches, as PIM stores them."""
+        system = self.plans.request.system
+        decoder = self.plans.decoder
+        takes = system.pim.takes(plain_type(decoder.cache_type), system.dtype)
+        stored = decoder if takes else replace(decoder, cache_type="")
+        return stored.kv_bytes_per_token(ELEMENT_BYTES[system.dtype])
 
     @property
     def _room_bytes(self) -> int:

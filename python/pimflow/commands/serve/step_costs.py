@@ -12,7 +12,7 @@ import numpy as np
 
 from pimflow import zoo
 from pimflow.commands.generate.decode_step import MIN_TOKENS, DecodeStep
-from pimflow.commands.generate.decoding import Lengths, StepGraph, place_step, shared_regions
+from pimflow.commands.generate.decoding import Lengths, StepGraph, StepRequest, shared_regions
 from pimflow.commands.generate.generation import StepCosts
 from pimflow.commands.generate.language import LanguageModel
 from pimflow.commands.shared.search import SearchRequest
@@ -142,7 +142,8 @@ class StepPlans:
         self.progress(f"searching {tokens} tokens of a prompt after {past}")
         self.searches += 1
         lengths = Lengths(attended=past + tokens, tokens=tokens)
-        search_result = place_step(self._graph(past + tokens, tokens, 1), self.request, lengths)[2]
+        step = StepRequest(self._graph(past + tokens, tokens, 1), self.request, lengths)
+        search_result = step.place()[2]
         release_memory()
         return self._whole_step(search_result, search_result, 1)
 
@@ -170,7 +171,7 @@ class StepPlans:
         if batch not in self._heads:
             lengths = Lengths(attended=1, batch=batch)
             graph = zoo.blank_matrices(decoder_graph.head_graph(self.decoder, batch=batch))
-            self._heads[batch] = place_step(graph, self.request, lengths)[2]
+            self._heads[batch] = StepRequest(graph, self.request, lengths).place()[2]
         return self._heads[batch]
 
 

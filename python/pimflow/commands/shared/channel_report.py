@@ -19,9 +19,9 @@ class ChannelCount:
     """
 
     pim_channels: int
-    latency_ns: float | None
-    energy_pj: float | None
-    speedup: float | None
+    latency_ns: float | None = None
+    energy_pj: float | None = None
+    speedup: float | None = None
     chosen: bool = False
 
 

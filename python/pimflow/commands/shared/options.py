@@ -18,7 +18,7 @@ from pimflow.core.options import OptionSet, option, require_type, split_keywords
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
 from pimflow.host.array_files import read_array
-from pimflow.weight_types import WRITTEN_TYPES
+from pimflow.weight_types import CACHE_TYPES, WRITTEN_TYPES
 
 if TYPE_CHECKING:
     from pimflow.decomposition.calibration import Data
@@ -185,6 +185,8 @@ class NetworkOptions(ShapeOptions, ValueOptions):
     weight_type : str
         Of a language model of the zoo: the type in which its weights are stored, quantised once; of
         `weight_types.WRITTEN_TYPES`.
+    kv_cache_dtype : str
+        Of a language model of the zoo: the type of its caches, of `weight_types.CACHE_TYPES`.
     decompose : Request, optional
         Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` only those that a search for the same
         goal finds cheaper as chains. A text is parsed by `decomposition.request.Request.parse`.
@@ -227,6 +229,13 @@ class NetworkOptions(ShapeOptions, ValueOptions):
         "type in which the GPU, and PIM that takes it, store the weights of a language model of the zoo: "
         "{choices}",
         choices=WRITTEN_TYPES,
+    )
+    kv_cache_dtype: str = option(
+        "fp16",
+        "--kv-cache-dtype TYPE",
+        "type of the caches of a language model of the zoo, quantised as they are appended, with a scale for "
+        "each token and head: {choices}",
+        choices=("fp16", *CACHE_TYPES),
     )
     decompose: DecompositionRequest | str | None = option(
         None,

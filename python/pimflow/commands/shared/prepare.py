@@ -11,13 +11,13 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pimflow import frontend, zoo
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import layer_order
 from pimflow.compiler.layer_order import LayerOrder
-from pimflow.compiler.plan_pools import PlanPools, frugal_plan
+from pimflow.compiler.plan_pools import PlanModules, PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
 from pimflow.core.region import RegionGraph
@@ -32,7 +32,9 @@ from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
-from pimflow.relay_passes.flat import roles
+from pimflow.relay_passes.flat import (
+    LAYER_ROLES,
+)
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 from pimflow.zoo.language import graph
 
@@ -112,21 +114,24 @@ class PreparedNetwork:
 
 def load(model: Model, options: NetworkOptions) -> Network:
     """Load the network of a model with the values, shapes and caches of `options`; see `frontend.load`."""
-    if options.weight_type != "fp16":
-        model = _with_weight_type(model, options)
+    if {options.weight_type, options.kv_cache_dtype} != {"fp16"}:
+        model = _with_narrow_types(model, options)
     if options.values:
         model = frontend.with_values(model, options.values)
     return frontend.load(model, options.shapes, options.batch, context=options.context, states=options.states)
 
 
-def _with_weight_type(model: Model, options: NetworkOptions) -> onnx.ModelProto:
-    """The graph of a language model of the zoo with narrow weights; raises `UsageError` for other models."""
+def _with_narrow_types(model: Model, options: NetworkOptions) -> onnx.ModelProto:
+    """The graph of a language model of the zoo with narrow types; raises `UsageError` for other models."""
+    weights, caches = options.weight_type, options.kv_cache_dtype
     if not (isinstance(model, str) and model in zoo.decoder_names()):
+        given = f"--weight-type {weights}" if weights != "fp16" else f"--kv-cache-dtype {caches}"
         raise UsageError(
-            f"--weight-type {options.weight_type}: only language models of the zoo are quantised, and a file "
-            "keeps its own types of weights; leave it out"
+            f"{given}: only language models of the zoo are quantised, and a file keeps its own types of "
+            "weights; leave it out"
         )
-    return graph.zoo_graph(zoo.decoder(model).with_weights(options.weight_type), options.context)
+    decoder = zoo.decoder(model).with_types(weights, kv_cache_dtype=caches)
+    return graph.zoo_graph(decoder, options.context)
 
 
 def require_decomposed(network: Network, options: NetworkOptions) -> None:
@@ -262,7 +267,7 @@ def _with_memory_options(
     bound, is_memory_goal = goal.max_memory_bytes, goal.objective == "memory"
     if not goal.saves_memory:
         return options
-    chains = "lconv" in roles(network.module).values()
+    chains = "lconv" in LAYER_ROLES.read(network.module).values()
     if chains and activation_chains(activations.with_separate_phases(network).module):
         options = _switch_on(options, ["fuse_activations"])
     if is_memory_goal or pools.pool_bytes(network, options) > (bound or math.inf):
@@ -291,6 +296,14 @@ def decompose_layers(
 KEPT_PLANS = 2  # of a network before and after a rewrite; plans hold modules, which are large
 
 
+class MinimumPool(NamedTuple):
+    """The plan with the smallest pool, the bytes of that pool, and the modules in which it is."""
+
+    plan: SearchResult
+    pool_bytes: int
+    modules: PlanModules
+
+
 @dataclass(frozen=True, kw_only=True)
 class MinimumPools:
     """The smallest pools of networks on the GPU alone, as ``pimflow memory`` plans them.
@@ -302,9 +315,7 @@ class MinimumPools:
     system: System
     target: str = "llvm+pim"
     planning: PoolPlanning = field(default_factory=PoolPlanning)
-    _plans: dict[tuple[object, ...], tuple[SearchResult, int]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _pools: dict[tuple[object, ...], MinimumPool] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def _costs(self) -> Costs:
@@ -312,26 +323,23 @@ class MinimumPools:
 
     def pool_bytes(self, network: Network, options: NetworkOptions) -> int:
         """Bytes of the pool of `network`, with the fusion that `options` allow."""
-        return self._plan(network, options)[1]
+        return self.pool(network, options).pool_bytes
 
-    def plan(self, network: Network, options: NetworkOptions) -> SearchResult:
-        """The plan with that pool."""
-        return self._plan(network, options)[0]
-
-    def _plan(self, network: Network, options: NetworkOptions) -> tuple[SearchResult, int]:
+    def pool(self, network: Network, options: NetworkOptions) -> MinimumPool:
+        """The smallest pool of `network`, with the fusion that `options` allow."""
         if options.fuse_activations:
             network = activations.with_contiguous_runs(network, self.system)
         fuse_options = {"fuse": options.fuse, "fuse_activations": options.fuse_activations}
         key = network.module["main"], *fuse_options.values()
-        if key not in self._plans:
+        if key not in self._pools:
             graph = regions(network, self.system, **fuse_options)
             target = targets.target_by_name(self.target)
             pools = PlanPools(network=network, target=target, system=self.system, planning=self.planning)
             plan = frugal_plan(graph, self.system, self._costs, pools)
-            if len(self._plans) == KEPT_PLANS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = plan, pools.pool_bytes(plan)
-        return self._plans[key]
+            if len(self._pools) == KEPT_PLANS:
+                del self._pools[next(iter(self._pools))]
+            self._pools[key] = MinimumPool(plan, pools.pool_bytes(plan), pools.modules(plan))
+        return self._pools[key]
 
 
 def reduce_skips(

@@ -174,6 +174,8 @@ class ExtraReports:
         Figures for each distance of copies of weights.
     part : str, optional
         Of a decoder, of which part of it figures are, and what its cache takes.
+    input_range : str, optional
+        In which range inputs were drawn, and why, if the graph does not tell it (`ReferenceRun`).
     """
 
     order: OrderReport | None = None
@@ -185,6 +187,7 @@ class ExtraReports:
     channel_counts: tuple[ChannelCount, ...] | None = field(default=None, metadata=OMITTED)
     copy_distances: tuple[CopyDistance, ...] | None = field(default=None, metadata=OMITTED)
     part: str | None = field(default=None, metadata=OMITTED)
+    input_range: str | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True)

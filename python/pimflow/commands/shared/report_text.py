@@ -134,6 +134,8 @@ def _last_lines(report: Report, out: str | None) -> list[str]:
         _time_source_line(report.regions),
         _memory_line(report.memory.pool),
     ]
+    if extras.input_range:
+        lines.insert(1, f"inputs    {extras.input_range}")
     if report.memory.streaming:
         lines.append(f"weights   {report.memory.streaming.text()}")
     if extras.order:

@@ -107,11 +107,11 @@ class SearchRequest:
         return prepare.prepare(network, self.options, self.system, request)
 
     def place_network(
-        self, prepared: PreparedNetwork, bounded: bool = True
+        self, prepared: PreparedNetwork, bounded: bool = True, progress: prepare.Progress = prepare.silent
     ) -> tuple[SearchResult, PoolChoice | None]:
         """Search a prepared network, or apply the plan; returns the result, and how its pool was chosen.
 
-        For `bounded` see `place_regions`.
+        For `bounded` and `progress` see `place_regions`.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class SearchRequest:
                 graph, self.system, self.costs, self.goal, pools, original
             )
         else:
-            search_result = self.place_regions(graph, original, pools, bounded)
+            search_result = self.place_regions(graph, original, pools, bounded, progress)
         plan = replace(search_result.plan, options=prepared.switched_on, ranks=prepared.ranks)
         return replace(search_result, plan=plan, mixture=prepared.mixture or search_result.mixture), choice
 
@@ -136,6 +136,7 @@ class SearchRequest:
         original: RegionGraph | None = None,
         pools: PlanPools | None = None,
         bounded: bool = True,
+        progress: prepare.Progress = prepare.silent,
     ) -> SearchResult:
         """Search regions, or apply the plan.
 
@@ -147,6 +148,8 @@ class SearchRequest:
             They tell the size of a plan that is given; without them the bound on memory does not apply to it.
         bounded : bool
             Whether a given plan gets a lower bound of the latency of all plans, which takes a search.
+        progress : callable
+            Called with how long a search of all plans takes, before it starts.
 
         Raises
         ------
@@ -154,7 +157,7 @@ class SearchRequest:
             If the plan is not within the goal's bounds.
         """
         if self.plan is None:
-            return search_graph(graph, self.system, self.costs, self.goal, original)
+            return search_graph(graph, self.system, self.costs, self.goal, original, progress)
         search_result = apply(graph, self.system, self.plan, self.costs, self.goal, original)
         if bounded:
             search_result = with_lower_bound(search_result)

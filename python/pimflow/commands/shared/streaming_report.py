@@ -24,8 +24,8 @@ class CopyDistance:
     """
 
     copy_ahead: int
-    latency_ns: float | None
-    pool_bytes: int | None
+    latency_ns: float | None = None
+    pool_bytes: int | None = None
     chosen: bool = False
 
 

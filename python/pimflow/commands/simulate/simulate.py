@@ -48,7 +48,7 @@ def simulate(
     ----------
     path : path
     pim : str, path or PimSpec, optional
-        Device; `default_device` the file by default.
+        Device; by default the one that `default_device` finds for the file.
     timing, gwrite_hiding
         Options of the engines (`timing.time_program`); without effect if there is a `profiler`.
     profiler : PimProfiler, optional
@@ -143,15 +143,15 @@ class SimulationReport(JsonTree):
     first_violations : tuple of str
         The first ones, each with rule, command and clock.
     added : dict of str to int, or None
-        Those of `commands` that are not in the program but issued by the device: PRE, REF, and G_ACTs that
-        open rows again after a refresh. None for a trace.
+        Of `commands`, those that the device issues beside the program's: PRE, REF, and G_ACTs that open rows
+        again after a refresh. None for a trace.
     energy_pj : dict of str to float
         By consumer.
     empty_reads : int
         READRES of a latch without a sum.
     refreshes_ahead : int
         Largest number of refreshes of a channel before the program: they are in `commands`, not in `cycles`.
-    products : ProductCoverage, Stored or None
+    products : ProductCoverage, StoreCoverage or None
         Products of its layer that the program computes; None if unknown.
     """
 

@@ -41,11 +41,14 @@ SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTE_SCOPE = "compute_scope"  # marks the body inside the checks of TVM's calling convention
 # Strict C has no such type, but compilers do.
 HALF = "#ifndef PIMFLOW_HALF\n#define PIMFLOW_HALF\n__extension__ typedef _Float16 half;\n#endif\n"
-# GCC at -O3 swaps the loops over channels and pixels of a register tile, which then is not in registers.
+# TVM writes infinity in fp32 as ``inff``. GCC at -O3 swaps the loops over channels and pixels of a register
+# tile, which then is not in registers.
 PRELUDE = """#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+#define inff INFINITY
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-loop-interchange")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pimflow.compiler.build import with_primitives
+from pimflow.compiler.build import LayerPrimitives, with_primitives
 from pimflow.compiler.c_code import builds
 from pimflow.compiler.c_code import source as c_source
 from pimflow.compiler.c_code.source import CSource
@@ -19,7 +19,6 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.frontend.reference import Fp16Storage
 from pimflow.hardware import System
-from pimflow.primitives import Primitive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,7 @@ def require_no_pim(plan: Plan | None) -> None:
 def c_network(
     network: Network,
     system: System,
-    choices: Mapping[str, Primitive] | None,
-    layouts: Mapping[str, str] | None,
+    primitives: LayerPrimitives | None,
     samples: Sequence[Mapping[str, np.ndarray]],
     references: Sequence[OutputReference],
 ) -> CNetwork:
@@ -51,10 +49,8 @@ def c_network(
 
     Parameters
     ----------
-    choices : mapping of str to Primitive, optional
-        The primitive of each layer.
-    layouts : mapping of str to str, optional
-        Layouts of the other layers; see `compiler.build.with_primitives`.
+    primitives : LayerPrimitives, optional
+        The primitives of layers.
     samples : sequence of mappings of str to ndarray
         Inputs of each run, in the network's order and dtypes; times are taken on the first.
     references : sequence of OutputReference
@@ -69,7 +65,7 @@ def c_network(
     VerificationError
         If the outputs are wrong.
     """
-    module = with_primitives(network.module, choices, layouts) if choices else network.module
+    module = with_primitives(network.module, primitives) if primitives else network.module
     source = c_source.source(module, system, network.name)
     report = CReport(
         options=tuple(builds.OPTIONS), pool_bytes=source.pool_bytes, weight_bytes=len(source.weights)

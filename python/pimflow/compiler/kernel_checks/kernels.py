@@ -110,7 +110,7 @@ class PlainKernels:
                 if of_layers := _tiled_functions(module, relax.Function):
                     groups, grouped = of_layers, module
                 module = phase(module)
-            tile = TileGroups(system.dtype, True, limits=limits, with_gaps=True)
+            tile = TileGroups(system.dtype, limits, with_gaps=True)
             apart = tvm.transform.Sequential([tile])(grouped) if groups else tvm.IRModule()
         return cls(
             module=module,

@@ -73,7 +73,7 @@ class AllocationRun:
     allocating_ns: float
 
 
-def measure_allocations(
+def measure_allocations(  # public: what is loaded, where it runs, how often, and what is compared
     model: frontend.Model,
     system: System | None = None,
     *,

@@ -53,7 +53,7 @@ def emit(emitter: TileEmitter, run: ChannelRun) -> None:
             (formula, *other_formulas) = emitter.computations[layer.name].formulas
             if other_formulas:
                 raise UnsupportedOpError(f"layer '{layer.name}': it cannot be computed channel by channel")
-            emitter.form(layer, formula)
+            emitter.compute_formula(layer, formula)
             emitter.sync()
             if layer.name in group.output_names:
                 emitter.store(layer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -22,6 +23,14 @@ REGISTERS = 16  # vector registers of 128 bits of a CPU (x86-64, Armv8)
 VECTOR = 4  # fp32 elements of such a register
 MAX_PIXELS = 8  # upper bound on pixels whose sums are formed together
 Box = tuple[tuple[tirx.Expr, tirx.Expr], ...]
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """Sums that are formed together: a vector of so many `lanes` from each of the indices `firsts` on."""
+
+    lanes: int
+    firsts: list[Index]
 
 
 class TileEmitter:
@@ -164,10 +173,10 @@ class TileEmitter:
 
         def tile(pixels: list[Index], block: tirx.Expr) -> None:
             """Compute the results of one register tile."""
-            firsts = [(*pixel, begin + block * lanes) for pixel in pixels]
+            register_tile = RegisterTile(lanes, [(*pixel, begin + block * lanes) for pixel in pixels])
             for position, reduction in enumerate(formula.reductions):
-                self.reduce(reduction, position, lanes, firsts, reads, layer if sums else None)
-            for number, first in enumerate(firsts):
+                self.reduce(reduction, position, register_tile, reads, layer if sums else None)
+            for number, first in enumerate(register_tile.firsts):
                 with self.vector(lanes) as lane:
                     index = (*first[:3], first[3] + lane)
                     reduced = [buffer[number * lanes + lane] for buffer in self.sums]
@@ -201,16 +210,15 @@ class TileEmitter:
         self,
         reduction: TapReduction,
         position: int,
-        lanes: int,
-        firsts: Sequence[Index],
+        register_tile: RegisterTile,
         reads: tuple[Read, Weight],
         summed: Layer | None = None,
     ) -> None:
-        """Compute sums in registers, a vector for each of `firsts`.
+        """Compute the sums of a register tile.
 
         For a layer `summed`, add the products of the current channels to the waiting sums of its result.
         """
-        sums = self.sums[position]
+        sums, lanes, firsts = self.sums[position], register_tile.lanes, register_tile.firsts
         for number, first in enumerate(firsts):
             with self.vector(lanes) as lane:
                 initial = tirx.const(reduction.initial, "float32")

@@ -21,10 +21,12 @@ from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS, TileEmitter
 from pimflow.fusion.kernels.formula import Computation, Formula, Index
 from pimflow.fusion.kernels.parameters import ARITHMETIC_TYPE, KernelTarget, bounds
 from pimflow.fusion.kernels.tensor_cores import TensorCoreProduct
+from pimflow.fusion.tiling import pieces
+from pimflow.relay_passes.memory.overwriting import OVERWRITABLE
 
 ON_STACK_BYTES = 96 * 1024  # largest pool on a stack: threads have at least 512 KiB (macOS)
-TASKS = 16  # parallel tasks that share the tiles on a CPU (cores, assumed)
-PARALLEL = 1 << 18  # smallest number of operations that pays for waking threads (assumed)
+TASKS = 16  # parallel tasks on a CPU that share the tiles (assumed: one for each core)
+MIN_PARALLEL_OPERATIONS = 1 << 18  # that pay for waking threads (assumed)
 
 
 def generate(
@@ -36,7 +38,7 @@ def generate(
 ) -> tirx.PrimFunc:
     """Write the function of a group.
 
-    Its parameters are flat arrays: the `streams`, the table of `bounds`, then, depending on `Target`, int64
+    Its parameters are flat arrays: the `streams`, the table of `bounds`, and if `KernelTarget` says so int64
     counters (one for each thread and stream) and the pool. In a network the parameters are the tensors that
     it loads, the weights of each layer with weights, in the order (weights, filters), the table, and the
     tensors that it stores.
@@ -93,7 +95,27 @@ class Generator(TileEmitter):
                 else:
                     self._registers()
                     self._all_tiles()
-        return builder.get().with_attr("global_symbol", name)
+        kernel = builder.get().with_attr("global_symbol", name)
+        return kernel.with_attr(OVERWRITABLE, self._overwritable()) if self.target.network else kernel
+
+    def _overwritable(self) -> list[int]:
+        """Positions of operands of which a tile loads, once and before, the elements that it stores."""
+        group = self.group
+        result, *further_results = group.output_names
+        stored = [pieces(extent, parts) for extent, parts in zip(group.graph.shapes[result], self.parts)]
+
+        def is_loaded_as_stored(name: str) -> bool:
+            """Whether each tile loads the part of an operand, once, that it stores of the result."""
+            loaded = [list(group.spans[axis][name].fresh) for axis in range(len(stored))]
+            return name not in group.channels_on_chip and loaded == [list(parts) for parts in stored]
+
+        if further_results:
+            return []
+        return [
+            position
+            for position, name in enumerate(group.input_names)
+            if group.graph.shapes[name] == group.graph.shapes[result] and is_loaded_as_stored(name)
+        ]
 
     def _parameters(self) -> None:
         sizes = {layer.name: layer.weight_elements for layer in self.group.layers}
@@ -149,13 +171,13 @@ class Generator(TileEmitter):
     def _tasks(self) -> None:
         """Share the blocks among cores of a CPU, each with its own pool: on the stack, if that is small."""
         blocks = self.group.tiling.blocks
-        small = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
-        tasks = min(blocks, TASKS) if self._operations() >= PARALLEL else 1
-        if not small:
+        is_on_stack = self.pool_elements * self.element_bytes <= ON_STACK_BYTES
+        tasks = min(blocks, TASKS) if self._operations() >= MIN_PARALLEL_OPERATIONS else 1
+        if not is_on_stack:
             self.pool = T.alloc_buffer((tasks * self.pool_elements,), self.stored_type)
         with contextlib.ExitStack() as stack:
             task = stack.enter_context(T.parallel(self.index(0), self.index(tasks))) if tasks > 1 else 0
-            if small:
+            if is_on_stack:
                 self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="local")
             else:
                 self.base = task * self.pool_elements
@@ -220,8 +242,8 @@ class Generator(TileEmitter):
                 self.spans[(*column, axis)] = tuple(ends)
             base += 2 * parts * len(self.columns)
 
-    def form(self, layer: Layer, formula: Formula) -> None:
-        """Compute the formula's channels, on tensor cores where these are used."""
+    def compute_formula(self, layer: Layer, formula: Formula) -> None:
+        """Compute the channels of a formula, on tensor cores where the layer uses them."""
         if self.group.uses_tensor_cores(layer):
             TensorCoreProduct(self, layer, formula).compute()
         else:
@@ -235,7 +257,7 @@ class Generator(TileEmitter):
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:
-                self.form(layer, formula)
+                self.compute_formula(layer, formula)
         self.sync()
         if layer.name in self.group.output_names:
             self.store(layer)

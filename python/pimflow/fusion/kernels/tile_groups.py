@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
+from pimflow.core.blocks import KernelLimits
 from pimflow.core.region import Region, RegionGraph
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.fusion import (
@@ -53,10 +53,10 @@ class TileGroups:
     ----------
     dtype : str
         Storage type of tiles on chip and of weights.
+    limits : KernelLimits, optional
+        Those of the GPU: whether it multiplies fp16 on tensor cores, and what a block has. None for a CPU.
     as_planned : bool
         Whether a CPU, too, has the tiles of the plan.
-    limits : KernelLimits
-        Those of the GPU: whether it multiplies fp16 on tensor cores, and what a block has.
     with_gaps : bool
         Whether tiles on chip lie apart, with gaps between them: to see that no access leaves its tile. The
         attribute `REGIONS` of a kernel then has begin and end of each, in bytes.
@@ -70,14 +70,14 @@ class TileGroups:
     def __init__(
         self,
         dtype: str = "fp32",
-        on_gpu: bool = False,
+        limits: KernelLimits | None = None,
         as_planned: bool = False,
-        limits: KernelLimits = SMALLEST_GPU,
         with_gaps: bool = False,
         cache: StructureCache | None = None,
     ):
-        self.dtype, self.on_gpu, self.as_planned = dtype, on_gpu, as_planned or on_gpu
-        self.limits, self.tensor_cores = limits, limits.tensor_cores and on_gpu and dtype == "fp16"
+        self.dtype, self.limits, self.on_gpu = dtype, limits, limits is not None
+        self.as_planned = as_planned or self.on_gpu
+        self.tensor_cores = limits is not None and limits.tensor_cores and dtype == "fp16"
         self.with_gaps = with_gaps
         self.cache = cache
 
@@ -91,7 +91,7 @@ class TileGroups:
         if not functions:
             return mod
         cache = self.cache or StructureCache()
-        settings = self.dtype, self.on_gpu, self.as_planned, self.limits, self.with_gaps
+        settings = self.dtype, self.as_planned, self.limits, self.with_gaps
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
@@ -142,8 +142,10 @@ class TileGroups:
         tilings: Iterable[GroupTiling] = (
             [GroupTiling.parse(plan_tiling)] if plan_tiling and self.as_planned else ()
         )
-        shared_bytes = self.limits.shared_bytes if self.limits.threads >= THREADS else 0
-        memory = TileMemory.gpu_block(self.dtype, shared_bytes) if self.on_gpu else TileMemory()
+        memory = TileMemory()
+        if self.limits:
+            shared_bytes = self.limits.shared_bytes if self.limits.threads >= THREADS else 0
+            memory = TileMemory.gpu_block(self.dtype, shared_bytes)
         terms = {name: computation.terms for name, computation in computations.items()}
         for tiling in tilings or default_tilings(graph, terms, memory):
             lanes = GPU_LANES if self.on_gpu else CPU_LANES

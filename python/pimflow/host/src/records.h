@@ -8,14 +8,9 @@
 #ifndef PIMFLOW_HOST_RECORDS_H_
 #define PIMFLOW_HOST_RECORDS_H_
 
-#include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/string.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 namespace pimflow {
@@ -33,20 +28,36 @@ T* TensorData(const tvm::ffi::TensorView& tensor) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
+/*! \brief What the fields of a record are: one type, their number, and their names. */
+struct RecordFields {
+  DLDataType dtype;
+  int64_t count;
+  const char* names;
+};
+
+template <typename Record>
+constexpr RecordFields FieldsOf() {
+  using Field = typename Record::Field;
+  return {{std::is_integral_v<Field> ? kDLInt : kDLFloat, 8 * sizeof(Field), 1},
+          sizeof(Record) / sizeof(Field),
+          Record::kFields};
+}
+
+/*! \brief The number of records in a tensor; an error if what it holds are no such records. */
+int64_t CountRecords(const tvm::ffi::TensorView& tensor, const RecordFields& fields);
+
+/*! \brief An error unless there is exactly one record. */
+void CheckOneRecord(int64_t records, const RecordFields& fields);
+
+/*! \brief Register the type and the fields of a record under a name. */
+void DefineFields(const char* name, const RecordFields& fields);
+
 /*! \brief Rows of a tensor that are records. */
 template <typename Record>
 class RecordTable {
  public:
-  explicit RecordTable(const tvm::ffi::TensorView& tensor) : begin_(TensorData<Record>(tensor)) {
-    using Field = typename Record::Field;
-    constexpr int64_t kColumns = sizeof(Record) / sizeof(Field);
-    const DLDataType dtype = tensor.dtype();
-    if (dtype.code != (std::is_integral_v<Field> ? kDLInt : kDLFloat) || dtype.bits != 8 * sizeof(Field) ||
-        !tensor.IsContiguous() || tensor.device().device_type != kDLCPU || tensor.numel() % kColumns) {
-      TVM_FFI_THROW(ValueError) << tensor.numel() << " numbers are no records of " << Record::kFields;
-    }
-    end_ = begin_ + tensor.numel() / kColumns;
-  }
+  explicit RecordTable(const tvm::ffi::TensorView& tensor)
+      : begin_(TensorData<Record>(tensor)), end_(begin_ + CountRecords(tensor, FieldsOf<Record>())) {}
 
   Record* begin() const { return begin_; }
   Record* end() const { return end_; }
@@ -60,19 +71,14 @@ class RecordTable {
 template <typename Record>
 Record& ReadRecord(const tvm::ffi::TensorView& tensor) {
   const RecordTable<Record> table(tensor);
-  if (table.size() != 1) TVM_FFI_THROW(ValueError) << table.size() << " records of " << Record::kFields << ", not one";
+  CheckOneRecord(table.size(), FieldsOf<Record>());
   return *table.begin();
 }
 
 /*! \brief Register the type and the fields of a record, for `Record` in Python. */
 template <typename Record>
 void DefineRecord(const char* name) {
-  using Field = typename Record::Field;
-  const std::string dtype = (std::is_integral_v<Field> ? "int" : "float") + std::to_string(8 * sizeof(Field));
-  const std::string function = std::string(name) + ".fields";
-  tvm::ffi::reflection::GlobalDef().def(function.c_str(), [dtype] {
-    return tvm::ffi::Array<tvm::ffi::String>{dtype, Record::kFields};
-  });
+  DefineFields(name, FieldsOf<Record>());
 }
 
 }  // namespace pimflow

@@ -13,7 +13,7 @@ namespace memory {
 namespace {
 
 // An infinite capacity: all storages together stay below 2^61 bytes.
-constexpr int64_t kInfinity = int64_t{1} << 62;
+constexpr int64_t kInfiniteCapacity = int64_t{1} << 62;
 
 /*! \brief Maximum flow, by Dinitz' algorithm. */
 class Network {
@@ -82,7 +82,7 @@ class Network {
         ++next_[node];
       }
     }
-    int64_t pushed = kInfinity;
+    int64_t pushed = kInfiniteCapacity;
     for (int e : path) pushed = std::min(pushed, edges_[e].residual);
     for (int e : path) {
       edges_[e].residual -= pushed;
@@ -124,8 +124,8 @@ int64_t MinLiveBytes(const StepGraph& graph, int running, std::vector<Side>* sid
   Network network(free.size() + 2 + 2 * graph.storages.size());
   for (int step : free) {
     for (int dependency : graph.before[step]) {
-      if ((*sides)[dependency] == Side::kOut) network.Connect(node[step], sink, kInfinity);
-      if ((*sides)[dependency] == Side::kFree) network.Connect(node[step], node[dependency], kInfinity);
+      if ((*sides)[dependency] == Side::kOut) network.Connect(node[step], sink, kInfiniteCapacity);
+      if ((*sides)[dependency] == Side::kFree) network.Connect(node[step], node[dependency], kInfiniteCapacity);
     }
   }
   int64_t bytes = 0;
@@ -141,12 +141,12 @@ int64_t MinLiveBytes(const StepGraph& graph, int running, std::vector<Side>* sid
     if ((is_begun && is_unfinished) || !is_open) continue;
     const int unfinished_node = begun_node + 1;
     network.Connect(begun_node, unfinished_node, storage.bytes);
-    if (is_begun) network.Connect(source, begun_node, kInfinity);
-    if (is_unfinished) network.Connect(unfinished_node, sink, kInfinity);
+    if (is_begun) network.Connect(source, begun_node, kInfiniteCapacity);
+    if (is_unfinished) network.Connect(unfinished_node, sink, kInfiniteCapacity);
     for (int step : storage.steps) {
       if (node[step] < 0) continue;
-      network.Connect(node[step], begun_node, kInfinity);
-      network.Connect(unfinished_node, node[step], kInfinity);
+      network.Connect(node[step], begun_node, kInfiniteCapacity);
+      network.Connect(unfinished_node, node[step], kInfiniteCapacity);
     }
     begun_node += 2;
   }

@@ -26,7 +26,7 @@ PIMFLOW_RECORD(BufferRow, int64_t, first, last, width, size, alignment, fixed);
  * \param offsets int64 [buffers], written if a plan is found.
  * \return The outcome (0 feasible, 1 infeasible, 2 stopped) and the nodes searched.
  */
-ffi::Map<ffi::String, int64_t> Search(ffi::TensorView rows, ffi::TensorView offsets, int64_t sections, int64_t capacity,
+ffi::Map<ffi::String, int64_t> SearchOffsets(ffi::TensorView rows, ffi::TensorView offsets, int64_t sections, int64_t capacity,
                                       int64_t node_limit, double seconds) {
   const RecordTable<BufferRow> table(rows);
   if (table.size() != offsets.numel()) {
@@ -53,7 +53,7 @@ ffi::Map<ffi::String, int64_t> Search(ffi::TensorView rows, ffi::TensorView offs
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   DefineRecord<BufferRow>("pimflow.memory.buffer");
-  tvm::ffi::reflection::GlobalDef().def("pimflow.memory.search", Search);
+  tvm::ffi::reflection::GlobalDef().def("pimflow.memory.search", SearchOffsets);
 }
 
 }  // namespace

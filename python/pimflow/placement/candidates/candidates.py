@@ -52,8 +52,6 @@ class CandidateGenerator:
         Whether the GPU may compute regions by convolution primitives.
     pins : mapping of str to str, optional
         How regions are done (`pins.pinned_candidates`): `best_plan.profile` keeps only such candidates.
-    min_l2_rereads : dict of str to float, optional
-        By region, a lower bound that `l2_rereads` is raised to.
 
     Raises
     ------
@@ -62,14 +60,13 @@ class CandidateGenerator:
         the GPU profiler cannot time primitives.
     """
 
-    def __init__(
+    def __init__(  # what is placed where, and three bounds on the candidates
         self,
         graph: RegionGraph,
         system: System,
         costs: Costs | None = None,
         modes: Sequence[str] = MODES,
         primitives: bool = False,
-        min_l2_rereads: Mapping[str, float] | None = None,
         pins: Mapping[str, str] | None = None,
     ):
         system.require_network_dtype()
@@ -81,18 +78,19 @@ class CandidateGenerator:
         # By geometry and by `l2_rereads`: splits depend on both.
         self._layers: dict[tuple[ConvGeometry, float], splits.SplitLayer] = {}
         self._candidates: dict[str, list[Candidate]] = {}
-        self._min_l2_rereads = min_l2_rereads or {}
+        self._min_l2_rereads: Mapping[str, float] = {}
         self.pins = pins or {}
         self._l2_rereads: dict[str, float] = {}
 
     def with_graph(
         self, graph: RegionGraph, min_l2_rereads: Mapping[str, float] | None = None
     ) -> CandidateGenerator:
-        """The generator of another network on the same system. Layers of both networks are timed once."""
-        generator = CandidateGenerator(
-            graph, self.system, self.costs, self.modes, self.primitives, min_l2_rereads
-        )
-        generator._layers = self._layers
+        """The generator of another network on the same system. Layers of both networks are timed once.
+
+        `min_l2_rereads` has lower bounds, by region, that `l2_rereads` is raised to.
+        """
+        generator = CandidateGenerator(graph, self.system, self.costs, self.modes, self.primitives)
+        generator._layers, generator._min_l2_rereads = self._layers, min_l2_rereads or {}
         return generator
 
     @functools.cached_property
@@ -234,7 +232,9 @@ class CandidateGenerator:
         """Why PIM cannot run `region`; empty if it can."""
         if self.system.pim_channels == 0:
             return "the system has no PIM channels"
-        return unsupported_reason(region, self.system.scheduling)
+        geometry = region.geometry
+        integers = geometry is not None and self.costs.pim_target.program_dtype(geometry) == "int8"
+        return unsupported_reason(region, self.system.scheduling, multiplies_integers=integers)
 
     def unsupported_epilogue_reason(self, region: Region) -> str:
         """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
@@ -489,9 +489,7 @@ class CandidateGenerator:
         geometry, order = device_epilogue.pim_layer(region.layer), None
         if schedule:
             order = self.costs.pim_target.parse_schedule(schedule, split.pim_part(geometry), region.name)
-        return self.costs.pim_cost(
-            geometry, region.name, split, order, device_epilogue.initial, device_epilogue.activation
-        )
+        return self.costs.pim_cost(geometry, region.name, split, order, device_epilogue.latch_use)
 
     def pim_program(self, region: Region, rewrite: LayerRewrite, row_begin: int) -> PimProgram:
         """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
@@ -503,9 +501,8 @@ class CandidateGenerator:
             LoopOrder.parse(rewrite.schedule),
             pixel_begin=split.pixel_begin(layer),
             row_begin=row_begin,
-            initial=device_epilogue.initial,
             added_channels=device_epilogue.residual_channels(layer),
-            activation=device_epilogue.activation,
+            **vars(device_epilogue.latch_use),
         )
         return self.costs.pim_target.program(request)
 

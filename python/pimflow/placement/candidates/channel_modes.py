@@ -142,6 +142,9 @@ class ChannelVariants(ChannelLayouts):
         """All variants of a candidate of a mixed plan."""
         if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
+        if isinstance(candidate.rewrite, AttentionRewrite) and not self.system.gpu_channels:
+            plain = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
+            return [with_fields(candidate, channel_mode=plain, final_channel_mode=plain)]
         if candidate.uses_pim and not self.system.gpu_channels:
             return self.l2_reuse.pim_only_variants(candidate)
         if candidate.uses_pim:

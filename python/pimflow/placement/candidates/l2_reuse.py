@@ -78,7 +78,7 @@ class L2Reuse:
         read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
         if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
-        staging_task = self._transfer_task(f"{region.name} (operands to the L2)", read_bytes)
+        staging_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
         switch_task = mode_switch_cost(self.generator).task
         preceding = [staging_task, *([with_fields(switch_task, after=(0,))] if switch_task else [])]
         shifted_tasks = []
@@ -93,7 +93,7 @@ class L2Reuse:
         operand = with_reader(candidate, IN_ALL_CHANNELS)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
 
-    def _transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
+    def transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
         """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
@@ -120,7 +120,7 @@ class L2Reuse:
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
-        operand_task = self._transfer_task(f"{region.name} (operands to the L2)", read_bytes)
+        operand_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
         result_task = self._writeback_task(region)
         switch_task = mode_switch_cost(self.generator).task
         switch_tasks = [switch_task] if switch_task else []
@@ -154,11 +154,14 @@ class L2Reuse:
         """The write of PIM's result from the L2 to PIM's channels, as plain memory: their share of it."""
         system, layer = self.system, region.layer
         result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
+        return self.write_task(region.name, result_bytes)
+
+    def write_task(self, label: str, result_bytes: int) -> Task:
+        """The write of a result from the L2 to PIM's channels, as plain memory: their share of it."""
+        system = self.system
         machine = RooflineMachine(system.gpu, system.dtype)
         written_bytes = result_bytes * self.layouts.set_shares[ChannelSet.PIM] * system.gpu.write_factor
-        return self._transfer_task(
-            f"{region.name} (results)", written_bytes, cost_factor=1 / machine["dram_write"]
-        )
+        return self.transfer_task(f"{label} (results)", written_bytes, cost_factor=1 / machine["dram_write"])
 
     def result_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.

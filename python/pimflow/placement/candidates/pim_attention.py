@@ -12,68 +12,29 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pimflow.core.attention import Attention
-from pimflow.core.candidate import Candidate, Cost, Footprint, Task
-from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Kernel, Region, RegionGraph
+from pimflow.core.candidate import Candidate, Cost, Footprint
+from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Region, RegionGraph
 from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.placement.candidates.attention_tasks import (
+    CachedRun,
+    attention_tasks,
+    partial_sum_bytes,
+    softmax_kernels,
+)
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
 from pimflow.placement.costs.costs import CacheCosts
-from pimflow.placement.costs.pim_runs import PimCost
+from pimflow.simulators.pim.timing import STRICT
 
 PARTS = (1, 2, 4, 8)  # that are tried
-
-
-@dataclass(frozen=True, kw_only=True)
-class CachedRun:
-    """The regions that append to keys and to values, and the attention that reads both."""
-
-    keys: Region
-    values: Region
-    attention: Region
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return (self.keys.name, self.values.name, self.attention.name)
-
-    @property
-    def query_elements(self) -> int:
-        """Elements of Q."""
-        return math.prod(self.attention.attention_layer.query_shape)
-
-    @property
-    def mask_elements(self) -> int:
-        """Elements of the mask and the positions, unless they are constants."""
-        return sum(self._other_operand_elements[: self._source_begin])
-
-    @property
-    def source_elements(self) -> int:
-        """Elements of the tensors that the operators before attention compute Q from."""
-        return sum(self._other_operand_elements[self._source_begin :])
-
-    @property
-    def _other_operand_elements(self) -> list[int]:
-        """Elements of each operand other than Q, K and V."""
-        region, first_operand = self.attention, 0 if self.attention.prologue else 1
-        operands = list(zip(region.inputs, region.input_elements))[first_operand : region.operands]
-        return [elements for name, elements in operands if name not in self.covers]
-
-    @property
-    def _source_begin(self) -> int:
-        """How many of `_other_operand_elements` come before the sources of Q.
-
-        A mask, sinks and positions that are no constants.
-        """
-        attention, other_count = self.attention.attention_layer, len(self._other_operand_elements)
-        count = attention.masked + attention.sinks + attention.positioned
-        return min(count, other_count - bool(self.attention.prologue))
 
 
 def find_run(generator: CandidateGenerator, region: Region) -> CachedRun | None:
@@ -122,7 +83,15 @@ def unsupported_reason(generator: CandidateGenerator, region: Region) -> str:
             "may read them"
         )
     if not system.gpu_channels:
-        return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
+        if not system.is_time_shared:
+            return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
+        scores = math.prod(attention.score_shape) * system.pim.result_lanes * RESULT_BYTES[system.dtype]
+        if scores > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
+            return (
+                "attention: PIM in all channels, and the L2 cannot hold scores until these are plain memory"
+            )
+    if attention.cache_type and generator.costs.pim_target.profiler.name != STRICT:
+        return f"attention: the profiler of PIM knows no caches of {attention.cache_type}"
     if not can_write_caches(system):
         return f"attention: the timing '{system.timing}' has no command that writes to a cache"
     return ""
@@ -266,7 +235,7 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
     More parts are tried as long as the softmax time that they hide exceeds the launches that they add.
     """
     attention, submission_ns = run.attention.attention_layer, generator.task_builder.submission_ns
-    for parts in PARTS:
+    for parts in PARTS if generator.system.gpu_channels else PARTS[:1]:  # else nothing is hidden
         try:
             group = replace(_DEFAULT_SCHEDULE, parts=parts).group(attention)
             costs = _costs(generator, group)
@@ -274,9 +243,9 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
             if parts == 1:
                 raise
             continue
-        softmax_ns = (
-            generator.task_builder.gpu_task("", _softmax(generator, run, costs.keys[0], parts)).execution_ns
-            * parts
+        softmax_ns = parts * sum(
+            generator.task_builder.gpu_task("", kernel).execution_ns
+            for kernel in softmax_kernels(generator, run, costs.keys[0], parts).values()
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
@@ -328,13 +297,13 @@ def _candidate(
     values: ProductCost,
 ) -> Candidate:
     region, system = run.attention, generator.system
-    sums = _partial_sum_bytes(generator, run, values)
+    sums = partial_sum_bytes(generator, run, values)
     scores = keys.product.results * keys.sums * schedule.parts
     return Candidate(
         name=f"PIM {schedule}",
         covers=run.covers,
         rewrite=AttentionRewrite(schedule=str(schedule)),
-        tasks=_tasks(generator, run, schedule, keys, values),
+        tasks=attention_tasks(generator, run, schedule, keys, values),
         footprint=Footprint(
             bank_rows=(keys.rows + values.rows) * schedule.parts,
             workspace_bytes=scores * RESULT_BYTES[system.dtype]
@@ -342,133 +311,3 @@ def _candidate(
             + sums,
         ),
     )
-
-
-def _tasks(
-    generator: CandidateGenerator,
-    run: CachedRun,
-    schedule: CacheSchedule,
-    keys: ProductCost,
-    values: ProductCost,
-) -> tuple[Task, ...]:
-    """Scores of each group, then products of the group before with its values; see the module docstring."""
-    parts = schedule.parts
-    tasks = _AttentionTasks(generator, run, parts)
-    query_tasks = tasks.append(
-        [_query_task(generator, run)] if run.attention.has_prologue_kernels else [], ()
-    )
-    softmaxes: list[tuple[int, ...]] = []
-    for part in range(parts + 1):
-        if part < parts:
-            score_tasks = tasks.append_scores(part, keys, values, query_tasks)
-            softmaxes.append(tasks.append_softmax(part, _softmax(generator, run, keys, parts), score_tasks))
-        if part:
-            probabilities = math.prod(run.attention.attention_layer.score_shape)
-            product = tasks.program(
-                f"{run.attention.name} values", part - 1, values.product, probabilities, values.sums
-            )
-            tasks.append(product, softmaxes[part - 1])
-    tasks.append(_sum_tasks(generator, run, values), tuple(range(len(tasks.tasks))))
-    return tuple(tasks.tasks)
-
-
-@dataclass(frozen=True)
-class _AttentionTasks:
-    """The tasks of attention in `parts` groups, in the order in which they are issued."""
-
-    generator: CandidateGenerator
-    run: CachedRun
-    parts: int
-    tasks: list[Task] = field(default_factory=list)
-
-    def append(self, tasks: Iterable[Task], after: tuple[int, ...]) -> tuple[int, ...]:
-        """Append tasks that wait for the tasks `after`; returns their positions."""
-        begin = len(self.tasks)
-        self.tasks.extend(task.with_dependencies(after) for task in tasks)
-        return tuple(range(begin, len(self.tasks)))
-
-    def program(self, label: str, part: int, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:
-        """The tasks of a PIM program of one group, in a submission of its own."""
-        return self.generator.task_builder.pim_tasks(
-            label + self._part_label(part), cost, value_elements // self.parts, sums
-        )
-
-    def append_scores(
-        self, part: int, keys: ProductCost, values: ProductCost, after: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Append one submission: the appends to both caches, and between them the product with the keys.
-
-        Returns the positions of the tasks of the product.
-        """
-        run = self.run
-        key_elements, value_elements = run.keys.kernel.append_elements, run.values.kernel.append_elements
-        first = self.append(self.program(run.keys.name, part, keys.append, key_elements), after)[:1]
-        product = self.program(
-            f"{run.attention.name} scores", part, keys.product, run.query_elements, keys.sums
-        )
-        score_tasks = self.append(map(_without_launch, product), first)
-        new_values = self.program(run.values.name, part, values.append, value_elements)
-        self.append(map(_without_launch, new_values), first)
-        return score_tasks
-
-    def append_softmax(self, part: int, kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Append the softmax of the scores of one group."""
-        name, builder = self.run.attention.name, self.generator.task_builder
-        label = f"{name} (softmax{self._part_label(part)})"
-        if self.parts > 1:
-            return self.append(builder.gpu_tasks_with_traffic(label, name, kernel), after)
-        return self.append([builder.gpu_task(label, kernel)], after)
-
-    def _part_label(self, part: int) -> str:
-        return f", {part + 1} of {self.parts}" if self.parts > 1 else ""
-
-
-def _without_launch(task: Task) -> Task:
-    """A task of a program in the submission of another."""
-    return replace(task, launch_ns=0.0, launched=False)
-
-
-def _softmax(generator: CandidateGenerator, run: CachedRun, keys: ProductCost, parts: int) -> Kernel:
-    """The kernel that computes the softmax of the scores of one of `parts` groups."""
-    region, dtype = run.attention, generator.system.dtype
-    scores = keys.product.results * keys.sums
-    return Kernel(
-        kind="stream",
-        macs=scores + run.mask_elements,
-        input_bytes=scores * RESULT_BYTES[dtype] + run.mask_elements * ELEMENT_BYTES[dtype],
-        output_bytes=math.prod(region.attention_layer.score_shape) // parts * ELEMENT_BYTES[dtype],
-    )
-
-
-def _partial_sum_bytes(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> int:
-    """Bytes of the partial sums to add up; 0 if there is one for each element."""
-    elements = math.prod(run.attention.attention_layer.output_shape)
-    return elements * values.sums * RESULT_BYTES[generator.system.dtype] if values.sums > 1 else 0
-
-
-def _sum_tasks(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> list[Task]:
-    """The kernel that adds up partial sums and does the epilogue; none if there is nothing to do."""
-    read_bytes = _partial_sum_bytes(generator, run, values)
-    if not (read_bytes or run.attention.epilogue.arithmetic) or not generator.system.charges("epilogue"):
-        return []
-    result = math.prod(run.attention.attention_layer.output_shape)
-    read_bytes += 0 if read_bytes else result * RESULT_BYTES[generator.system.dtype]
-    read_bytes += (
-        sum(run.attention.input_elements[run.attention.operands :]) * ELEMENT_BYTES[generator.system.dtype]
-    )
-    kernel = Kernel(
-        kind="stream",
-        macs=(values.sums - 1) * result,
-        input_bytes=read_bytes,
-        output_bytes=run.attention.output_elements * ELEMENT_BYTES[generator.system.dtype],
-    )
-    return [generator.task_builder.gpu_task(f"{run.attention.name} (sums)", kernel)]
-
-
-def _query_task(generator: CandidateGenerator, run: CachedRun) -> Task:
-    """The kernel of the operators before attention, which compute the queries."""
-    element, operators = ELEMENT_BYTES[generator.system.dtype], ", ".join(run.attention.prologue)
-    kernel = Kernel(
-        kind="stream", input_bytes=run.source_elements * element, output_bytes=run.query_elements * element
-    )
-    return generator.task_builder.gpu_task(f"{run.attention.name} ({operators})", kernel)

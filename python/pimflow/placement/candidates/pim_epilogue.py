@@ -14,6 +14,7 @@ from pimflow.core.region import RESHAPE, ConvGeometry, Region
 from pimflow.core.rewrite import LayerRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import System
+from pimflow.placement.costs.pim_runs import LatchUse
 
 # Operators that a table of an activation unit can have: functions of one result.
 _ACTIVATIONS = {"nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu"}
@@ -40,6 +41,11 @@ class DeviceEpilogue:
     initial: str = ""
     accumulates_residual: bool = False
     activation: str = ""
+
+    @property
+    def latch_use(self) -> LatchUse:
+        """What latches start from, and the activation."""
+        return LatchUse(initial=self.initial, activation=self.activation)
 
     @property
     def has_residual(self) -> bool:

@@ -29,6 +29,7 @@ from pimflow.placement.solvers.launches import charged_tasks
 from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.pim.energy import CommandCounts, pim_energy_pj
+from pimflow.weight_types import WEIGHT_TYPES
 
 
 class TaskBuilder:
@@ -349,6 +350,8 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
     assert region.kernel.product is not None
     product, read = region.kernel.product, sum(region.input_elements)
     second = 0 if product.weighted else min(product.second_elements, read)
+    kind = WEIGHT_TYPES.get(product.second_type or "")
+    second_share = kind.bits / (8 * element) if kind else 1.0
     kernel = Kernel(
         kind="depthwise" if product.is_depthwise else "gemm",
         m=product.m,
@@ -359,7 +362,8 @@ def _product_kernel(region: Region, element: int, output_bytes: int) -> Kernel:
         stride=product.stride,
         macs=product.macs,
         input_bytes=(read - second) * element,
-        weight_bytes=(second + region.kernel.read_weight_elements) * element,
+        weight_bytes=round((second * second_share + region.kernel.read_weight_elements) * element),
+        weight_share=second_share,
         output_bytes=output_bytes,
     )
     return _with_operations(kernel, region)

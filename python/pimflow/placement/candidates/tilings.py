@@ -55,8 +55,8 @@ class TilingSearch:
     graph : RegionGraph
         `RegionGraph.fusible` says which regions may be in groups.
     tiling_cache : dict, optional
-        Earlier results for runs of equal regions, shared with other networks, on systems that differ only in
-        launch times.
+        Earlier results for runs that differ only in names, shared with other networks, on systems that differ
+        only in launch times.
     """
 
     def __init__(self, graph: RegionGraph, system: System, tiling_cache: TilingCache | None = None):
@@ -125,9 +125,7 @@ class TilingSearch:
         touched = {name: group.elements_over_tiles(name) for name in group.spans[0]}
         pixels = {name: group.fresh_pixels(name) for name in group.spans[0]}
         blocks = tiling.blocks, tiling.tiles_per_block
-        return self.kernel_in_tiles(
-            group.layers, blocks, touched, pixels, tiling.chunk, group.channels_on_chip
-        )
+        return self.kernel_in_tiles(group.layers, blocks, touched, pixels, tiling.chunk)
 
     def kernel_in_tiles(
         self,
@@ -136,7 +134,6 @@ class TilingSearch:
         touched: Mapping[str, Count],
         pixels: Mapping[str, Count],
         chunk: int,
-        chunk_channels: Mapping[str, int],
     ) -> Kernel:
         """A group as a kernel; its fields are arrays if counts are.
 
@@ -146,11 +143,13 @@ class TilingSearch:
             Number of blocks, and of the tiles that each does one after the other.
         touched, pixels : mapping of str to int
             By tensor, elements that all tiles load or compute, and the largest number of pixels of one tile.
-        chunk_channels : mapping of str to int
-            See `fusion.channels.channels_on_chip`.
+        chunk : int
+            Channels that are done at a time; 0 for all.
         """
         regions = [self.graph.region(layer.name) for layer in layers]
         channels = {name: self.layers.shapes[name][3] for name in pixels}
+        run = single_run(layers, chunk) if chunk else None
+        chunk_channels = channels_on_chip(layers, (run,)) if run else {}
         work = products(layers, pixels, channels, chunk_channels) if self.tensor_cores else {}
         count, tiles_per_block = blocks
         waits = wait_count(layers, chunk)
@@ -176,7 +175,7 @@ class TilingSearch:
         is_required = tuple(region.name for region in regions) in self.graph.runs
         cuts = tuple(int(axis.parts.max()) for axis in growing.candidates.axes)
         launch_ns = self.system.gpu.launch_ns
-        key = (launch_ns, channels, is_required, cuts, regions, self.layers.layers[begin:end])
+        key = (launch_ns, channels, is_required, cuts, _unnamed_run(regions, self.layers.layers[begin:end]))
         if key not in self._tiling_cache:
             for position in reversed(range(begin, end - len(growing.positions))):
                 growing.grow(position)
@@ -287,18 +286,12 @@ class TilingSearch:
             fits = self._fitting(growing, chunk)
             if fits is None or not fits.any():
                 continue
-            run = single_run(layers, chunk) if chunk else None
-            chunk_channels, tile_number = (
-                channels_on_chip(layers, (run,)) if run else {},
-                np.flatnonzero(fits),
-            )
+            tile_number = np.flatnonzero(fits)
             loaded_elements, tile_pixels = (
                 {n: values[tile_number] for n, values in entry.items()} for entry in (touched, pixels)
             )
             counts = blocks[tile_number], tiles_per_block[tile_number]
-            kernels = self.kernel_in_tiles(
-                layers, counts, loaded_elements, tile_pixels, chunk, chunk_channels
-            )
+            kernels = self.kernel_in_tiles(layers, counts, loaded_elements, tile_pixels, chunk)
             kernel_times_ns = kernels_ns(kernels, self.system.gpu, dtype=self.system.dtype, channels=channels)
             times_ns = np.append(times_ns, kernel_times_ns)
             tilings += [(int(entry), chunk) for entry in tile_number]
@@ -320,3 +313,25 @@ class TilingSearch:
         except InfeasibleError:
             return False
         return True
+
+
+def _unnamed_run(regions: Sequence[Region], layers: Sequence[Layer]) -> tuple[object, ...]:
+    """A run with numbers for the names of its tensors: what its tilings depend on."""
+    numbers: dict[str, str] = {}
+
+    def number(name: str) -> str:
+        """The number of a tensor, in the order of first use; none for no tensor."""
+        return numbers.setdefault(name, str(len(numbers))) if name else name
+
+    return (
+        *(replace(r, inputs=tuple(map(number, r.inputs)), name=number(r.name)) for r in regions),
+        *(
+            replace(
+                layer,
+                inputs=tuple(map(number, layer.inputs)),
+                name=number(layer.name),
+                extra_output=number(layer.extra_output),
+            )
+            for layer in layers
+        ),
+    )

@@ -13,7 +13,7 @@ from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
+from pimflow.pim_backend.programs.cache_schedule import ProductSchedule, cache_device
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimTarget
 
 Layout = KeyLayout | ValueLayout
@@ -71,6 +71,10 @@ class CacheWork:
         cls, pim_target: PimTarget, attention: Attention, product: str, tokens: int = 0
     ) -> CacheWork:
         """The work for `attention` over `tokens` tokens, by default all; equal if the programs are equal."""
+        device = cache_device(pim_target.pim, attention, pim_target.dtype)
+        is_narrow = (
+            device is not pim_target.pim
+        )  # a cache that the device widens has the programs of a wide one
         normal_attention = Attention(
             batch=attention.batch,
             heads=attention.heads,
@@ -81,6 +85,7 @@ class CacheWork:
             keys=attention.keys,
             scale=1.0,
             positioned=True,
+            cache_type=attention.cache_type if is_narrow else None,
         )
         return cls(
             pim_target=pim_target,
@@ -173,7 +178,7 @@ def all_schedules(
     """
     alternatives, unsupported_layouts = [], []
     for spread in _divisors(channels):
-        for lanes in _lanes(pim, dtype):
+        for lanes in _lanes(cache_device(pim, attention, dtype), dtype):
             default_schedule = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
             layout = _layout(product, default_schedule, attention, pim, dtype, channels)
             try:

@@ -26,7 +26,7 @@ from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
-from pimflow.placement.costs.pim_runs import LayerPimCost, PimTarget
+from pimflow.placement.costs.pim_runs import ONLY_SUMS, LatchUse, LayerPimCost, PimTarget
 from pimflow.placement.costs.splits import LayerCosts, NonPimTimes, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
@@ -138,7 +138,7 @@ class Costs:
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._splits: dict[tuple[object, ...], tuple[Split, ...]] = {}
         self._schedules: dict[tuple[ConvGeometry, Split], LoopOrder] = {}
-        self._pim: dict[tuple[ConvGeometry, Split, LoopOrder, str, str], LayerPimCost] = {}
+        self._pim: dict[tuple[ConvGeometry, Split, LoopOrder, LatchUse], LayerPimCost] = {}
         self._caches: dict[tuple[object, ...], tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
         self._analytic_costs: dict[tuple[KernelRequest, float], KernelCost] = {}
@@ -211,7 +211,7 @@ class Costs:
         for split, cost in costs.costs:
             if split != WHOLE:
                 self._schedules[layer.geometry, split] = cost.schedule
-            self._pim[layer.geometry, split, cost.schedule, "", ""] = cost
+            self._pim[layer.geometry, split, cost.schedule, ONLY_SUMS] = cost
 
     def _read_cache(self, keys: Iterable[object], parse: Callable[[Any], Any]) -> dict[Any, Any]:
         return self.profiling.cache.get(keys, read=parse) if self.profiling.cache else {}
@@ -226,17 +226,15 @@ class Costs:
         name: str,
         split: Split = WHOLE,
         schedule: LoopOrder | None = None,
-        initial: str = "",
-        activation: str = "",
+        latch_use: LatchUse = ONLY_SUMS,
     ) -> LayerPimCost:
         """The cost of PIM's part of a layer, by the loop order `schedule`, or the fastest by default.
 
-        Latches start from `initial` (`PimProgram.initial`). With an `activation` (`PimProgram.activation`)
-        another order may be the fastest, since results then need row changes.
+        With an activation another order may be the fastest, since results then need row changes.
         """
-        if not schedule and activation:
+        if not schedule and latch_use.activation:
             orders = self.pim_target.schedules(split.pim_part(geometry))
-            costs = [self.pim_cost(geometry, name, split, order, initial, activation) for order in orders]
+            costs = [self.pim_cost(geometry, name, split, order, latch_use) for order in orders]
             return min(costs, key=lambda cost: cost.time_ns)
         if not schedule:
             if geometry not in self._layers:
@@ -245,16 +243,14 @@ class Costs:
                 geometry, name, self._layers[geometry].schedule, split
             )
             self._schedules[geometry, split] = schedule
-        cost_key = (geometry, split, schedule, initial, activation)
+        cost_key = (geometry, split, schedule, latch_use)
         if cost_key not in self._pim:
             key = ("pim", self.pim_target.identity, *cost_key)
             cached_costs = self._read_cache([key], functools.partial(read_fields, LayerPimCost))
             if key in cached_costs:
                 self._pim[cost_key] = cached_costs[key]
             else:
-                self._pim[cost_key] = self.pim_target.cost(
-                    geometry, schedule, name, split, initial, activation
-                )
+                self._pim[cost_key] = self.pim_target.cost(geometry, schedule, name, split, latch_use)
                 self._write_cache({key: self._pim[cost_key]})
         return self._pim[cost_key]
 

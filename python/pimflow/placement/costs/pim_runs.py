@@ -129,6 +129,17 @@ class LayerPimCost(PimCost):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatchUse:
+    """What the device does with results beside products: `PimProgram.initial` and `PimProgram.activation`."""
+
+    initial: str = ""
+    activation: str = ""
+
+
+ONLY_SUMS = LatchUse()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PimTarget:
     """The PIM device that programs are made for, and the profiler that times them.
 
@@ -209,13 +220,10 @@ class PimTarget:
         schedule: LoopOrder,
         name: str,
         split: Split = WHOLE,
-        initial: str = "",
-        activation: str = "",
+        latch_use: LatchUse = ONLY_SUMS,
     ) -> LayerPimCost:
         """The cost of PIM's part of a layer."""
-        request = replace(
-            _part_request(geometry, schedule, name, split), initial=initial, activation=activation
-        )
+        request = replace(_part_request(geometry, schedule, name, split), **vars(latch_use))
         run = self.run(request, LoweringLimits(timing_only=True))
         return LayerPimCost(schedule=schedule, **vars(PimCost.from_run(run, self.pim)))
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pimflow.core.candidate import Candidate
 from pimflow.core.rewrite import AttentionRewrite
 from pimflow.hardware import System
-from pimflow.placement.solvers.plan_memory import PlanMemory
 
 
 def row_bytes(system: System) -> int:
@@ -43,11 +42,9 @@ def plain_rows(system: System, stored_bytes: float) -> int:
     return math.ceil(stored_bytes / (row_bytes(system) * system.pim_channels))
 
 
-def bank_rows(system: System, memory: PlanMemory, candidates: Sequence[Candidate]) -> int:
-    """Rows of each PIM bank that a plan takes."""
+def bank_rows(system: System, candidates: Sequence[Candidate], pool_bytes: float) -> int:
+    """Rows of each PIM bank that a plan takes; its pool counts if tensors may lie beside the weights."""
     rows = sum(c.footprint.bank_rows for c in candidates)
     if any(map(uses_plain_memory, candidates)):
-        rows += plain_rows(
-            system, memory.pool_bytes(candidates) + sum(c.footprint.filter_bytes for c in candidates)
-        )
+        rows += plain_rows(system, pool_bytes + sum(c.footprint.filter_bytes for c in candidates))
     return rows

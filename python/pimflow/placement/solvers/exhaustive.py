@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 
 from pimflow.core.candidate import Candidate, CostTable
@@ -11,7 +13,7 @@ from pimflow.placement.solvers.evaluate import TimelineState, advance, initial_t
 from pimflow.placement.solvers.plan_state import is_feasible
 
 MAX_REGIONS = 8
-MAX_COVERS = 30_000  # some 400 are evaluated a second
+TIMED_COVERS = 50  # a tenth of a second
 Cover = tuple[Candidate, ...]
 Rank = tuple[float, ...]
 
@@ -48,7 +50,11 @@ def _cover_count(graph: RegionGraph, table: CostTable) -> int:
 
 
 def solve_exhaustive(
-    graph: RegionGraph, table: CostTable, rank: Callable[[Cover, float, float], Rank | None]
+    graph: RegionGraph,
+    table: CostTable,
+    rank: Callable[[Cover, float, float], Rank | None],
+    seconds: float,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Cover | None:
     """The best of all covers; None if there is none.
 
@@ -57,24 +63,35 @@ def solve_exhaustive(
     rank : callable
         The sort key of a cover, by its latency in ns and the energy in pJ of its tasks; smaller is better.
         None if the cover is not allowed.
+    seconds : float
+        Upper bound on the CPU time, which is estimated from that of the first `TIMED_COVERS` covers and an
+        upper bound of how many there are.
+    progress : callable
+        Called with that estimate before all other covers are evaluated.
 
     Raises
     ------
     UsageError
-        If the network has more than `MAX_REGIONS` regions, or there may be more than `MAX_COVERS` covers.
+        If the network has more than `MAX_REGIONS` regions, or all covers may take more than `seconds`.
     """
     if len(graph.regions) > MAX_REGIONS:
         raise UsageError(
             f"solver 'exhaustive' takes networks of at most {MAX_REGIONS} regions, '{graph.name}' has "
             f"{len(graph.regions)}; use 'label'"
         )
-    if (covers := _cover_count(graph, table)) > MAX_COVERS:
-        raise UsageError(
-            f"solver 'exhaustive' tries at most {MAX_COVERS} plans, of '{graph.name}' there are up to "
-            f"{covers}; use 'label'"
-        )
     best: tuple[Rank, Cover] | None = None
-    for cover, latency_ns, energy_pj in all_covers(graph, table):
+    begin_s = time.process_time()
+    for number, (cover, latency_ns, energy_pj) in enumerate(all_covers(graph, table)):
+        if number == TIMED_COVERS:
+            covers = _cover_count(graph, table)
+            needed_s = covers * (time.process_time() - begin_s) / TIMED_COVERS
+            question = f"up to {covers} plans of '{graph.name}' take up to {needed_s:.3g} s"
+            if needed_s > seconds:
+                raise UsageError(
+                    f"solver 'exhaustive': {question}, more than --search-seconds {seconds:g}; give "
+                    f"--search-seconds {math.ceil(1.1 * needed_s)}, or use 'label'"
+                )
+            progress(f"evaluating {question}")
         place = rank(cover, latency_ns, energy_pj)
         if place is not None and (best is None or place < best[0]):
             best = (place, cover)

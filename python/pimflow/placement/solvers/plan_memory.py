@@ -112,7 +112,9 @@ class PlanMemory:
         key = (begin, count, candidate.fuses_regions, overrides)
         if key not in self._live_bytes:
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
-            live = replace(self.liveness, lifetimes=self.lifetimes(candidate))
+            live = self.liveness  # which knows what is live in each step, unless sizes differ
+            if overrides:
+                live = replace(live, lifetimes=self.lifetimes(candidate))
             self._live_bytes[key] = live.live_range_bytes(begin, begin + count, inside)
         return self._live_bytes[key]
 

@@ -70,10 +70,20 @@ class PlanSearch:
     ----------
     graph, table, system
         The network, its candidates and the system.
+    progress : callable
+        Called with how long the evaluation of all plans takes, before it starts.
     """
 
-    def __init__(self, graph: RegionGraph, table: CostTable, system: System, goal: Goal):
+    def __init__(
+        self,
+        graph: RegionGraph,
+        table: CostTable,
+        system: System,
+        goal: Goal,
+        progress: Callable[[str], None] = lambda _: None,
+    ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
+        self.progress = progress
         self.memory = PlanMemory(graph, system.dtype, table)
         self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
@@ -235,13 +245,13 @@ class PlanSearch:
     def _exhaustive(self) -> EvaluatedPlan | None:
         def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
             """The sort key of a plan; None if it exceeds a bound."""
-            plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
+            plan = self.evaluate_solution(Solution(candidates=candidates))
             return self.goal.rank(plan) if self.allows(plan) else None
 
-        candidates = solve_exhaustive(self.graph, self.table, rank)
+        candidates = solve_exhaustive(self.graph, self.table, rank, self.goal.search_seconds, self.progress)
         if candidates is None:
             return None
-        plan = self.evaluate_solution(Solution(candidates=candidates, value=0.0, bound=0.0))
+        plan = self.evaluate_solution(Solution(candidates=candidates))
         value = plan.memory_bytes if self.goal.objective == "memory" else self.goal.value(plan.evaluation)
         return replace(plan, solution=Solution(candidates=candidates, value=value, bound=value))
 
@@ -253,7 +263,7 @@ class PlanSearch:
         return is_small and is_accurate and self._fits_channels(plan) and goal.allows(plan.evaluation)
 
     def _fits_channels(self, plan: EvaluatedPlan) -> bool:
-        rows = bank_rows(self.system, self.memory, plan.solution.candidates)
+        rows = bank_rows(self.system, plan.solution.candidates, plan.memory_bytes)
         return rows <= self.system.pim.usable_rows
 
     def _min_product(self) -> EvaluatedPlan | None:

@@ -46,12 +46,13 @@ class Solution:
     Attributes
     ----------
     value, bound : float
-        The value that was minimised, and a lower bound of it for all plans within the bounds.
+        The value that was minimised, and a lower bound of it for all plans within the bounds; 0 without a
+        search.
     """
 
     candidates: tuple[Candidate, ...]
-    value: float
-    bound: float
+    value: float = 0.0
+    bound: float = 0.0
 
     @property
     def gap(self) -> float:

@@ -65,7 +65,7 @@ class Stages:
         is_inside = tirx.all(row >= 0, row < self.layer.h, column >= 0, column < self.layer.w)
         return tirx.if_then_else(is_inside, x[tuple(index)], ZERO)
 
-    def sums(
+    def sums(  # the parts of ``te.compute`` and ``te.sum``, and how their loops are tiled
         self,
         shape: Sequence[int],
         terms: Callable[..., tirx.Expr],

@@ -82,7 +82,7 @@ class GraphModule:
         tensor = self._get_output(index)
         return tensor if out is None else tensor.copyto(out)
 
-    def benchmark(
+    def benchmark(  # its parameters are those of TVM
         self,
         device: tvm.runtime.Device,
         func_name: str = "run",

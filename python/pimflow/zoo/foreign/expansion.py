@@ -134,7 +134,7 @@ def expand(
     UnsupportedOpError
         For an attribute or an operand that an expansion does not know.
     """
-    weights = {**weights, **_constants(model.graph)}
+    weights = {**weights, **constants(model.graph)}
     pending = sum(map(is_chosen, model.graph.node))
     while pending:
         chosen = [node for node in model.graph.node if is_chosen(node)]
@@ -150,7 +150,7 @@ def expand(
         pending = sum(map(is_chosen, model.graph.node))
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+def constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The tensors of Constant nodes, by result."""
     tensors = {}
     for node in (node for node in graph.node if node.op_type == "Constant" and node.attribute):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from pimflow.weight_types import GROUPS, group_type
 from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
@@ -108,7 +108,7 @@ def _requantize(node: ExpandedNode, total: str, scale: str, y_scale: str, y_zero
     factor = builder.emit("Div", [scale, y_scale])
     value = builder.emit("Mul", [builder.emit("Cast", [total], to=TensorProto.FLOAT), factor])
     rounded = builder.emit("Round", [value])
-    if y_zero:
+    if y_zero and numpy_helper.to_array(node.weights[y_zero]).any():
         rounded = builder.emit("Add", [rounded, builder.emit("Cast", [y_zero], to=TensorProto.FLOAT)])
     bounds = (-128, 127) if kind == TensorProto.INT8 else (0, 255)
     inside = builder.emit("Clip", [rounded, *(builder.scalar(bound) for bound in bounds)])

@@ -38,24 +38,49 @@ class AngleScaling:
         return fields | ({"max_context": self.max_context} if self.max_context else {})
 
 
+@dataclass(frozen=True, kw_only=True)
+class RotaryAngles:
+    """Angles as a model was first trained with them.
+
+    Attributes
+    ----------
+    base : float
+        The ratio of speeds of the first pair of a head and of the one after the last.
+    turned : int
+        Elements of a head that are turned, two a pair.
+    length : float
+        Tokens of the context.
+    """
+
+    base: float
+    turned: int
+    length: float
+
+    @property
+    def turns(self) -> np.ndarray:
+        """By pair, its turns over the context."""
+        speeds: np.ndarray = self.base ** (-np.arange(0, self.turned, 2) / self.turned)
+        turns: np.ndarray = self.length * speeds / (2 * np.pi)
+        return turns
+
+    def pair(self, turns: float) -> float:
+        """The number of the pair, a fraction, that makes so many turns over the context."""
+        return self.turned * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+
+
 def linear(factor: float, turned: int) -> AngleScaling:
     """All angles of a head of `turned` elements divided by a factor."""
     return AngleScaling(factors=(factor,) * (turned // 2))
 
 
-def llama3(
-    base: float, turned: int, length: float, *, factor: float, low: float, high: float
-) -> AngleScaling:
-    """Slow angles divided by a factor, fast ones kept: by their turns over the original `length`."""
-    turns = length * _speeds(base, turned) / (2 * np.pi)
-    share = np.clip((turns - low) / (high - low), 0, 1)
+def llama3(angles: RotaryAngles, *, factor: float, low: float, high: float) -> AngleScaling:
+    """Slow angles divided by a factor, fast ones kept: by their turns over the first context."""
+    share = np.clip((angles.turns - low) / (high - low), 0, 1)
     return AngleScaling(factors=tuple(map(float, 1 / ((1 - share) / factor + share))))
 
 
 def yarn(
-    base: float,
-    turned: int,
-    length: float,
+    angles: RotaryAngles,
     *,
     factor: float,
     scale: float | None = None,
@@ -63,13 +88,12 @@ def yarn(
     slow: float = 1.0,
     truncate: bool = True,
 ) -> AngleScaling:
-    """YaRN (arXiv 2309.00071): angles between `fast` and `slow` turns over `length` are blended by a ramp."""
-    ends = [
-        turned * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow)
-    ]
-    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if truncate else ends
-    low, high = max(low, 0), min(high, turned - 1)
-    ramp = np.clip((np.arange(turned // 2) - low) / (high - low or 0.001), 0, 1)
+    """YaRN (arXiv 2309.00071): angles between `fast` and `slow` turns are blended by a ramp."""
+    low, high = angles.pair(fast), angles.pair(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, angles.turned - 1)
+    ramp = np.clip((np.arange(angles.turned // 2) - low) / (high - low or 0.001), 0, 1)
     factors = 1 / (ramp / factor + (1 - ramp))
     scale = (0.1 * math.log(factor) + 1 if factor > 1 else 1.0) if scale is None else scale
     return AngleScaling(factors=tuple(map(float, factors)), scale=scale)
@@ -84,8 +108,3 @@ def longrope(
     return AngleScaling(
         factors=tuple(map(float, short)), scale=scale, max_context=length if factor > 1 else 0
     )
-
-
-def _speeds(base: float, turned: int) -> np.ndarray:
-    speeds: np.ndarray = base ** (-np.arange(0, turned, 2) / turned)
-    return speeds

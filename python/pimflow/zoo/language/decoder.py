@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pimflow.errors import ModelError, UsageError
-from pimflow.weight_types import INTEGERS, WEIGHT_TYPES
+from pimflow.weight_types import INTEGERS, WEIGHT_TYPES, cache_bytes
 from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 
 Shape = tuple[int, ...]
@@ -103,6 +103,9 @@ class Decoder:
     activations : str
         Type, of `weight_types.INTEGERS`, to which the inputs of products with weights of `weight_types` are
         quantised, with one scale a token; empty if they are of the device's type.
+    cache_type : str
+        Type, of `weight_types.CACHE_TYPES`, to which keys and values are quantised as they are appended to
+        the cache, with one scale a token and head; empty if they are of the device's type.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
     source : str
@@ -153,6 +156,7 @@ class Decoder:
     file: str = ""
     weight_types: Mapping[str, str] = field(default_factory=dict, hash=False)
     activations: str = ""
+    cache_type: str = ""
     text: str = ""
     source: str
 
@@ -215,6 +219,29 @@ class Decoder:
                 f"scale an output; give --weight-type {' or '.join(INTEGERS)}"
             )
         return replace(self, activations=kind)
+
+    def with_types(
+        self, weight_type: str = "fp16", activation_type: str = "fp16", kv_cache_dtype: str = "fp16"
+    ) -> Decoder:
+        """The decoder with narrow weights, activations and caches; ``fp16`` leaves each as it is.
+
+        Raises
+        ------
+        UsageError
+            As `with_weights`, `with_activations` and `with_cache`.
+        """
+        decoder = self if weight_type == "fp16" else self.with_weights(weight_type)
+        decoder = decoder if activation_type == "fp16" else decoder.with_activations(activation_type)
+        return decoder if kv_cache_dtype == "fp16" else decoder.with_cache(kv_cache_dtype)
+
+    def with_cache(self, kind: str) -> Decoder:
+        """The decoder with integers in its cache, of `weight_types.CACHE_TYPES`; raises `UsageError`."""
+        if self.latent is not None:
+            raise UsageError(
+                f"--kv-cache-dtype {kind}: '{self.name}' caches a latent vector, not keys and values of "
+                "heads; leave it out"
+            )
+        return replace(self, cache_type=kind)
 
     @property
     def rotation_size(self) -> int:
@@ -383,6 +410,12 @@ class Decoder:
             macs += round(math.prod(shape) * used)
         return macs
 
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements of a token in the KV cache: a key and a value for each of `kv_heads` in each block."""
+        return self.layers * self.kv_heads * (self.key_size + self.value_size)
+
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes of a token in the KV cache: a key and a value for each of `kv_heads` in each block."""
-        return self.layers * self.kv_heads * (self.key_size + self.value_size) * element_bytes
+        """Bytes of a token in the KV cache, scales included, on a device whose elements have so many."""
+        vectors = 2 * self.layers * self.kv_heads
+        return cache_bytes(self.cache_type, self.kv_elements_per_token, vectors, element_bytes)

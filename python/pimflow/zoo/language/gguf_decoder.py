@@ -165,7 +165,8 @@ def _scaling(file: GgufFile, table: Table, base: float, turned: int) -> AngleSca
         fast = table.number("rope.scaling.yarn_beta_fast", 32.0)
         slow = table.number("rope.scaling.yarn_beta_slow", 1.0)
         scale = 1.0 if "rope.scaling.yarn_log_multiplier" in table else None  # scores are scaled by it
-        scaling = angle_scaling.yarn(base, turned, length, factor=factor, scale=scale, fast=fast, slow=slow)
+        angles = angle_scaling.RotaryAngles(base=base, turned=turned, length=length)
+        scaling = angle_scaling.yarn(angles, factor=factor, scale=scale, fast=fast, slow=slow)
     else:
         scaling = angle_scaling.linear(factor if kind == "linear" else 1.0, turned)
     if (divisors := _divisors(file, table, FACTORS, turned)) is not None:

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from pimflow.zoo.language.decoder_parts import LatentAttention
-from pimflow.zoo.language.graph_builder import GraphBuilder, past_name, present_name
+from pimflow.zoo.language.graph_builder import GraphBuilder, present_name
 
 
 def attention(graph: GraphBuilder, name: str, layer: int, source: str) -> str:
@@ -17,18 +17,22 @@ def attention(graph: GraphBuilder, name: str, layer: int, source: str) -> str:
     else:
         query, key = (_heads_of_part(graph, name, part, layer, source) for part in ("query", "key"))
         value = graph.heads(f"{name}.value", graph.product(f"{name}.value", source), d.kv_heads)
-    key = _append_to_cache(graph, layer, "key", key, d.key_size)
-    value = _append_to_cache(graph, layer, "value", value, d.value_size)
+    key, key_scales = _append_to_cache(graph, name, layer, "key", key, d.key_size)
+    value, value_scales = _append_to_cache(graph, name, layer, "value", value, d.value_size)
     key = _repeat_heads(graph, f"{name}.key", key, d.key_size)
     value = _repeat_heads(graph, f"{name}.value", value, d.value_size)
     key = graph.node("Transpose", f"{name}.key.columns", [key], perm=[0, 1, 3, 2])
     scores = graph.node("MatMul", f"{name}.scores", [query, key])
+    if key_scales:
+        scores = graph.node("Mul", f"{name}.scores.of_keys", [scores, key_scales])
     scores = graph.node("Mul", f"{name}.scaled", [scores, graph.constant("scale", d.attention_scale)])
     scores = graph.cap(f"{name}.scores", scores, d.score_softcap)
     scores = graph.fall(name, scores)
     scores = graph.node("Add", f"{name}.masked", [scores, graph.mask()])
     scores = graph.hide_outside(name, scores, d.window(layer))
     shares = _softmax(graph, name, scores)
+    if value_scales:
+        shares = graph.node("Mul", f"{name}.shares.of_values", [shares, value_scales])
     mixed, size = graph.node("MatMul", f"{name}.mixed", [shares, value]), d.value_size
     if d.latent is not None:
         weight, size = graph.weight(f"{name}.value_heads.weight"), d.latent.value_size
@@ -82,15 +86,36 @@ def _latent_operands(
     return query, graph.node("Concat", f"{name}.key.whole", [value, moved], axis=-1), value
 
 
-def _append_to_cache(graph: GraphBuilder, layer: int, part: str, source: str, size: int) -> str:
-    """Append keys or values to those in the cache; the result is an output of the graph."""
+def _append_to_cache(
+    graph: GraphBuilder, name: str, layer: int, part: str, source: str, size: int
+) -> tuple[str, str]:
+    """Append keys or values to those in the cache; also the scales by query head, empty without any.
+
+    The caches are outputs of the graph. Those of a narrow type are integers, beside a scale for each token
+    and head; scales are [batch, heads, 1, context].
+    """
+    kind = graph.decoder.cache_type
+    if not kind:
+        return _append(graph, layer, part, source, size), ""
+    integers, scales = graph.quantise(source, kind)
+    integers = _append(graph, layer, part, integers, size)
+    scales = _append(graph, layer, f"{part}_scale", scales, 1)
+    scales = _repeat_heads(graph, f"{name}.{part}.scales", scales, 1)
+    return integers, graph.node("Transpose", f"{name}.{part}.scale_row", [scales], perm=[0, 1, 3, 2])
+
+
+def _append(graph: GraphBuilder, layer: int, part: str, source: str, size: int) -> str:
+    """Append to a part of a layer's cache; the result is an output of the graph."""
     d = graph.decoder
     name, past_tokens = present_name(layer, part), graph.context - graph.tokens
     shape = (graph.batch, d.kv_heads, graph.context, size)
-    graph.present.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    result = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    if d.cache_type and part in ("key", "value"):
+        helper.set_model_props(result, {"cache": d.cache_type})
+    graph.present.append(result)
     if not past_tokens:
         return graph.node("Identity", name, [source])
-    past_values = graph.input(past_name(layer, part), (*shape[:2], past_tokens, size), TensorProto.FLOAT)
+    past_values = graph.cache(layer, part, (*shape[:2], past_tokens, size))
     return graph.node("Concat", name, [past_values, source], axis=2)
 
 

@@ -26,7 +26,10 @@ def largest_integer(kind: str) -> float:
 
 
 def past_name(layer: int, part: str) -> str:
-    """Name of the input with the cached keys or values of a layer; `part` is ``key`` or ``value``."""
+    """Name of the input with the cached keys or values of a layer; `part` is ``key`` or ``value``.
+
+    Or their scales, ``key_scale`` or ``value_scale``.
+    """
     return f"past_key_values.{layer}.{part}"
 
 
@@ -56,6 +59,13 @@ class GraphBuilder:
     def input(self, name: str, shape: tuple[int, ...], kind: int = TensorProto.INT64) -> str:
         """Add an input, unless it is there; returns its name."""
         self.inputs.setdefault(name, helper.make_tensor_value_info(name, kind, shape))
+        return name
+
+    def cache(self, layer: int, part: str, shape: tuple[int, ...]) -> str:
+        """Add the input with a part of a layer's cache, marked with its type; returns its name."""
+        name = self.input(past_name(layer, part), shape, TensorProto.FLOAT)
+        if self.decoder.cache_type:
+            helper.set_model_props(self.inputs[name], {"cache": self.decoder.cache_type})
         return name
 
     def constant(self, name: str, value: object, dtype: type = np.float32) -> str:
@@ -88,7 +98,7 @@ class GraphBuilder:
         biased = name.rpartition(".")[2] in self.decoder.biases
         scale = ""
         if self.decoder.activations:
-            source, scale = self.quantise(source)
+            source, scale = self.quantise(source, self.decoder.activations)
         is_last = not (biased or scale)
         operands = [source, self.weight(f"{name}.weight")]
         result = self.node("MatMul", name if is_last else f"{name}.product", operands)
@@ -96,19 +106,25 @@ class GraphBuilder:
             result = self.node("Mul", f"{name}.scaled" if biased else name, [result, scale])
         return self.node("Add", name, [result, self.weight(f"{name}.bias")]) if biased else result
 
-    def quantise(self, source: str) -> tuple[str, str]:
-        """Integers of a tensor, and the scale of each token, [batch, tokens, 1], by its largest magnitude."""
+    def quantise(self, source: str, kind: str) -> tuple[str, str]:
+        """Integers of a type, and a scale for each vector along the last axis, by its largest magnitude.
+
+        The vectors are those of tokens, or of tokens and heads.
+        """
         result, scale = f"{source}.integers", f"{source}.token_scale"
         if any(result in node.output for node in self.nodes):
             return result, scale
-        largest = largest_integer(self.decoder.activations)
+        largest = largest_integer(kind)
         magnitude = self.node("Abs", f"{source}.magnitude", [source])
         peak = self.node("ReduceMax", f"{source}.peak", [magnitude], axes=[-1], keepdims=1)
         peak = self.node("Max", f"{source}.bounded", [peak, self.constant("least_peak", LEAST_PEAK)])
-        self.node("Mul", scale, [peak, self.constant("step", 1 / largest)])
+        self.node("Mul", scale, [peak, self.constant(f"step_{kind}", 1 / largest)])
         ratio = self.node("Div", f"{source}.ratio", [source, scale])
         near = self.node("Round", f"{source}.rounded", [ratio])
-        bounds = [self.constant("least_integer", -largest), self.constant("largest_integer", largest)]
+        bounds = [
+            self.constant(f"least_{kind}", -largest),
+            self.constant(f"largest_{kind}", largest),
+        ]
         return self.node("Clip", result, [near, *bounds]), scale
 
     def norm(self, name: str, source: str) -> str:

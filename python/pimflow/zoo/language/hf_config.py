@@ -204,10 +204,11 @@ def _scaled_angles(
     longest = config.size("max_position_embeddings")
     original = config.value("original_max_position_embeddings", int, longest)
     length = float(scaling.get("original_max_position_embeddings", original))
+    angles = angle_scaling.RotaryAngles(base=base, turned=turned, length=length)
     if kind == "llama3":
         low, high = (float(scaling[f"{end}_freq_factor"]) for end in ("low", "high"))
         factor = float(scaling["factor"])
-        return angle_scaling.llama3(base, turned, length, factor=factor, low=low, high=high)
+        return angle_scaling.llama3(angles, factor=factor, low=low, high=high)
     factor = float(scaling.get("factor", longest / length))
     scale = scaling.get("attention_factor")
     if kind == "longrope":
@@ -219,9 +220,7 @@ def _scaled_angles(
         above, below = (0.1 * float(scaling[name]) * math.log(factor) + 1 for name in _SCALES)
         scale = above / below if factor > 1 else 1.0
     return angle_scaling.yarn(
-        base,
-        turned,
-        length,
+        angles,
         factor=factor,
         scale=scale,
         fast=float(scaling.get("beta_fast") or 32),

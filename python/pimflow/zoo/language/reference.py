@@ -157,9 +157,17 @@ class ReferenceDecoder:
 
     def _append(self, layer: int, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of all tokens so far."""
+        if self._decoder.cache_type:
+            key, value = self._narrow(key), self._narrow(value)
         self.keys[layer] = np.concatenate([self.keys[layer], key], axis=1)
         self.values[layer] = np.concatenate([self.values[layer], value], axis=1)
         return self.keys[layer], self.values[layer]
+
+    def _narrow(self, x: np.ndarray) -> np.ndarray:
+        """What a narrow cache keeps of keys or values: whole steps of a scale, one a token and head."""
+        steps = {"int8": 127, "int4": 7}[self._decoder.cache_type]
+        peak = np.maximum(np.abs(x).max(axis=-1, keepdims=True), 1e-2)
+        return (np.clip(np.rint(x * steps / peak), -steps, steps) * peak / steps).astype(self._dtype)
 
     def _latent_operands(
         self, x: np.ndarray, layer: int, places: np.ndarray
