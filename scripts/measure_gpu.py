@@ -1,6 +1,7 @@
 """The zoo's GPU kernels timed on the CUDA device here, as CSV: ``measure_gpu.py --gpu h200 > h200.csv``.
 
-Rows also have the times of the models. ``validate_gpu_model.py`` reads the file.
+Rows also have the times of the models, and the tiles of products. ``validate_gpu_model.py`` reads the file,
+and ``validate_product_tiles.py`` fits the model of tiles to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from pimflow import frontend, zoo
-from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
+from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, KernelMeasurement
 from pimflow.core.region import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
@@ -21,6 +22,8 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.learned_model import Learned, residual_path
 from pimflow.simulators.gpu.model import SIZES, KernelRequest
 from pimflow.simulators.profiler import Analytic, GpuProfiler
+
+TIMES = [field.name for field in dataclasses.fields(KernelMeasurement)]
 
 
 def kernel_rows(
@@ -36,9 +39,9 @@ def kernel_rows(
     -------
     list of dict
         ``device``, ``kernel``, ``dtype``, ``kind`` and sizes as `calibration.samples` reads them,
-        ``cold_ns``, ``warm_ns``, ``launch_ns``; for every model its execution time ``NAME_ns``, and
-        ``NAME_ratio``, its quotient with the measured time in the profiler's state of the L2. Times are None
-        for a kernel that fails.
+        ``cold_ns``, ``warm_ns``, ``launch_ns``, ``tile`` of a product on tensor cores; for every model its
+        execution time ``NAME_ns``, and ``NAME_ratio``, its quotient with the measured time in the profiler's
+        state of the L2. Times are None for a kernel that fails.
     """
     requests = [KernelRequest(kernel, gpu.memory_channels) for _, kernel in kernels]
     measured = profiler.measure([kernel for _, kernel in kernels], gpu, dtype)
@@ -47,7 +50,7 @@ def kernel_rows(
     for index, ((name, kernel), times) in enumerate(zip(kernels, measured, strict=True)):
         row: dict[str, object] = {"device": profiler.device, "kernel": name, "dtype": dtype}
         row |= {key: getattr(kernel, key) for key in ("kind", *SIZES)}
-        times_ns = dataclasses.asdict(times) if times else dict.fromkeys(("cold_ns", "warm_ns", "launch_ns"))
+        times_ns = dataclasses.asdict(times) if times else dict.fromkeys(TIMES)
         row |= times_ns
         for model, costs in model_costs.items():
             modelled_ns = costs[index].execution_ns
@@ -65,6 +68,9 @@ def main() -> int:
     parser.add_argument("--gpu", required=True, metavar="NAME|FILE")
     parser.add_argument("--dtype", default="fp16", choices=("fp16", "fp32"))
     parser.add_argument("--l2", default="cold", choices=("cold", "warm"))
+    parser.add_argument(
+        "--for-card", action="store_true", help="schedule for the card's architecture, not for that of builds"
+    )
     arguments = parser.parse_args()
 
     def say(text: str) -> None:
@@ -72,7 +78,7 @@ def main() -> int:
 
     try:
         gpu = GpuSpec.load(arguments.gpu)
-        profiler = CudaProfiler(arguments.l2, progress=say)
+        profiler = CudaProfiler(arguments.l2, progress=say, for_card=arguments.for_card)
         kernels = {}
         for model in arguments.models:
             for region in extract_regions(frontend.load(model).module, model).regions:

@@ -1,9 +1,10 @@
-"""Times of products in tiles, beside measured ones: ``validate_product_tiles.py [--update PAGE]``.
+"""Times of products in tiles, beside measured ones: ``validate_product_tiles.py [CSV] [--update PAGE]``.
 
 Kernels that pimflow compiled and timed on an H200 (`tests/gpu_model/data/h200_measured.csv`, with their
-tiles) give the constant of `relay_passes.schedules.product_tiles`, the time of a step: it is fitted to the
-half of the kernels that a hash chooses, the other half judges it. Then the kernels of five networks by the
-tiles that these kernels had, and by those that are chosen now.
+tiles), or those of another card's file that ``measure_gpu.py`` wrote, give the constant of
+`relay_passes.schedules.product_tiles`, the time of a step: it is fitted to the half of the kernels that a
+hash chooses, the other half judges it. Then the kernels of five networks by the tiles that these kernels
+had, and by those that are chosen now.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -44,7 +46,7 @@ H100_US = {
 
 @dataclass(frozen=True)
 class MeasuredKernel:
-    """A kernel with its time on the H200, its L2 empty, and that of a launch; `tile` is None without one."""
+    """A kernel with its time on a card, its L2 empty, and that of a launch; `tile` is None without one."""
 
     name: str
     kernel: Kernel
@@ -58,15 +60,12 @@ class MeasuredKernel:
         return zlib.crc32(self.name.encode()) % 2 == 0
 
 
-def kernel_measurements() -> list[MeasuredKernel]:
-    """All kernels that were timed."""
+def kernel_measurements(rows: Iterable[Mapping[str, str]]) -> list[MeasuredKernel]:
+    """All kernels of a file that were timed."""
     kernels = []
-    for row in csv.DictReader(DATA.open()):
+    for row in (row for row in rows if row["cold_ns"]):
         kernel = Kernel(kind=row["kind"], **{size: int(row[size]) for size in SIZES})
-        tile = None
-        if row["tile"]:
-            rows, columns, depth, split = map(int, row["tile"].split("x"))
-            tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split)
+        tile = BlockTile.from_text(row["tile"]) if row["tile"] else None
         kernels.append(
             MeasuredKernel(row["kernel"], kernel, float(row["cold_ns"]), float(row["launch_ns"]), tile)
         )
@@ -191,12 +190,17 @@ def _key(kernel: Kernel) -> tuple:
 def main() -> None:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("measured", nargs="?", type=Path, metavar="CSV", default=DATA)
     parser.add_argument("--update", type=Path, metavar="PAGE")
-    page = parser.parse_args().update
-    kernels = kernel_measurements()
-    h200, h100 = (GpuSpec.load(name).kernel_limits("fp16") for name in ("h200", "h100-sxm"))
-    step_ns, errors = fit([kernel for kernel in kernels if kernel.tile], h200)
+    arguments = parser.parse_args()
+    page, file_rows = arguments.update, list(csv.DictReader(arguments.measured.open()))
+    kernels, gpu = kernel_measurements(file_rows), GpuSpec.load(file_rows[0]["gpu"])
+    step_ns, errors = fit([kernel for kernel in kernels if kernel.tile], gpu.kernel_limits("fp16"))
     errors += ["", f"Fitted: {step_ns:.0f} ns a step."]
+    if arguments.measured != DATA:  # the other tables are of the H200
+        print("\n".join(errors))
+        return
+    h100 = GpuSpec.load("h100-sxm").kernel_limits("fp16")
     heads = (
         *("network", "PyTorch, measured", "ours, measured", "the same on an H200"),
         *("modelled, these tiles", "modelled, tiles of now", "products", "split-K"),
@@ -204,7 +208,7 @@ def main() -> None:
     by_size = {_key(kernel.kernel): kernel for kernel in kernels}
     networks = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     networks += [network_row(network, by_size, h100) for network in H100_US]
-    counted = counting_table(kernels, GpuSpec.load("h200"))
+    counted = counting_table(kernels, gpu)
     tables = {"product-tiles": errors, "product-counts": counted, "product-networks": networks}
     for name, lines in tables.items():
         print("\n".join(lines), end="\n\n")

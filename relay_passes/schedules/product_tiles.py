@@ -3,7 +3,7 @@
 A thread block multiplies its tile step by step: it loads a slice of both operands while it multiplies the
 slice before, through shared memory, with barriers. So the time of a product is, per multiprocessor::
 
-    time    = waves * (steps + 2) * step + blocks * steps * shared / rate
+    time    = waves * (steps / (stages - 1) + 2) * step + blocks * steps * shared / rate
     steps   = depth of the product / split-K / depth of the tile
     waves   = blocks of the busiest multiprocessor / blocks that it holds, at least 1
     shared  = bytes that a step stores to shared memory and loads from it, which each row and column of
@@ -11,13 +11,14 @@ slice before, through shared memory, with barriers. So the time of a product is,
 
 Split-K lets several blocks add up parts of one tile's sums, and a second launch adds these up in a fixed
 order, which takes a launch, two steps, and the traffic of the parts. ``step`` is `KernelLimits.step_ns`, the
-latency of the loads. ``rate`` is that of 32 banks of 4 bytes.
+latency of the loads, and ``stages - 1`` slices are loaded at once: two stages were measured, that more divide
+the latency is assumed. ``rate`` is that of 32 banks of 4 bytes.
 `scripts/validate_product_tiles.py` compares this with measured kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
@@ -27,6 +28,7 @@ from pimflow.relay_passes.schedules.loops import WARP
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
+STAGES = (2, 3, 4)  # slices of each operand in shared memory; with 3 or more, copies are asynchronous
 HALF_BYTES, SUM_BYTES, REGISTER_BYTES = 2, 4, 4
 OTHER_REGISTERS = 40  # of a thread, besides sums and loads: operands, addresses (nvcc 13.0, sm_75 and sm_90)
 MAX_REGISTERS = 128  # of a thread by this estimate: tiles that need more spill (nvcc 13.0)
@@ -57,12 +59,26 @@ class ProductShape:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTile:
-    """What a block computes: a tile of the result, in steps of `depth`; `split` blocks share a tile."""
+    """What a block computes: a tile of the result, in steps of `depth`; `split` blocks share a tile.
+
+    Of `stages` slices of each operand in shared memory, one is multiplied while the others are loaded.
+    """
 
     rows: int
     columns: int
     depth: int
     split: int = 1
+    stages: int = STAGES[0]
+
+    @classmethod
+    def from_text(cls, text: str) -> BlockTile:
+        """The tile that `to_text` describes; the number of stages may be absent."""
+        rows, columns, depth, split, *stages = map(int, text.split("x"))
+        return cls(rows=rows, columns=columns, depth=depth, split=split, stages=stages[0] if stages else 2)
+
+    def to_text(self) -> str:
+        """Rows, columns, depth, blocks that share a tile, and stages: ``64x32x32x1x2``."""
+        return f"{self.rows}x{self.columns}x{self.depth}x{self.split}x{self.stages}"
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -77,10 +93,10 @@ class BlockTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: two slices of both operands, which the result replaces later."""
+        """Shared memory of a block: slices of both operands, which the result replaces later."""
         ti, tj, tk = self.rows, self.columns, self.depth
         operands = ti * (tk + ROW_END) + tj * tk + max(tj, tk) * ROW_END
-        return max(2 * HALF_BYTES * operands, SUM_BYTES * ti * self.result_row)
+        return max(self.stages * HALF_BYTES * operands, SUM_BYTES * ti * self.result_row)
 
     @property
     def result_row(self) -> int:
@@ -91,12 +107,13 @@ class BlockTile:
         """
         ti, tj, tk = self.rows, self.columns, self.depth
         operand = max(ti, tj) * tk + max(ti, tj, tk) * ROW_END
-        return max(tj, operand // ti) // 16 * 16 + 20
+        return max(tj, operand * self.stages // 2 // ti) // 16 * 16 + 20
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, by estimate: its sums, and what it loads in a step."""
+        """Registers of a thread, by estimate: its sums, and what it loads in a step if it waits for it."""
         loads = (self.rows + self.columns) * self.depth * HALF_BYTES // REGISTER_BYTES
+        loads = loads if self.stages == STAGES[0] else 0
         return OTHER_REGISTERS + (self.rows * self.columns + loads) // self.threads
 
     @property
@@ -135,15 +152,15 @@ class BlockTile:
         )
 
 
-def tiles(shape: ProductShape, limits: KernelLimits) -> Iterator[BlockTile]:
-    """The tiles that a block can have.
+def tiles(shape: ProductShape, limits: KernelLimits, stages: Sequence[int]) -> Iterator[BlockTile]:
+    """The tiles that a block can have, with any of these numbers of stages.
 
     A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
     of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
     longer than loads.
     """
-    for rows, columns, depth, split in product(SIDES, SIDES, DEPTHS, SPLITS):
-        tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split)
+    for rows, columns, depth, split, slices in product(SIDES, SIDES, DEPTHS, SPLITS, stages):
+        tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split, stages=slices)
         if split > 1 and shape.run % (split * PART):
             continue
         run = shape.run // split
@@ -156,7 +173,7 @@ def product_ns(shape: ProductShape, tile: BlockTile, limits: KernelLimits) -> fl
     """Time of a product in tiles, without its first launch; see the top of this file."""
     of_one, steps = ceil(tile.blocks(shape) / limits.multiprocessors), tile.steps(shape)
     waves = max(1.0, of_one / max(1, tile.resident(limits)))
-    ns = waves * (steps + EXTRA_STEPS) * limits.step_ns
+    ns = waves * (steps / (tile.stages - 1) + EXTRA_STEPS) * limits.step_ns
     ns += of_one * steps * tile.step_bytes / limits.shared_bytes_per_ns
     return ns if tile.split == 1 else ns + _sum_ns(shape, tile.split, limits)
 
@@ -169,10 +186,12 @@ def _sum_ns(shape: ProductShape, split: int, limits: KernelLimits) -> float:
     return limits.launch_ns + waves * EXTRA_STEPS * limits.step_ns + moved
 
 
-def fastest_tile(shape: ProductShape, limits: KernelLimits) -> BlockTile | None:
+def fastest_tile(
+    shape: ProductShape, limits: KernelLimits, stages: Sequence[int] = STAGES[:1]
+) -> BlockTile | None:
     """The fastest tile that a block can have; None if there is none."""
     best, best_ns = None, inf
-    for tile in tiles(shape, limits):
+    for tile in tiles(shape, limits, stages):
         ns = product_ns(shape, tile, limits)
         if ns < best_ns:
             best, best_ns = tile, ns

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from math import gcd, prod
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
@@ -21,6 +23,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
+from pimflow.relay_passes.schedules.keep_barriers import ASYNC_STAGES
 from pimflow.relay_passes.schedules.loops import (
     ACCESS_BYTES,
     BLOCK,
@@ -31,13 +34,19 @@ from pimflow.relay_passes.schedules.loops import (
     reduction_axes,
     variables,
 )
+from pimflow.relay_passes.schedules.lower_kernels import lower_kernels
 from pimflow.relay_passes.schedules.product_tiles import (
     FRAGMENT,
     ROW_END,
+    STAGES,
     BlockTile,
     ProductShape,
     fastest_tile,
 )
+
+ASYNC_ARCHITECTURE = 80  # the first whose threads need not wait for copies to shared memory
+ASYNC_COPY_SCOPE = "async_commit_queue_scope"  # attribute of lowered statements that are copies
+PRODUCT_TILE = "pimflow.product_tile"  # attribute of a scheduled product: `BlockTile.to_text`
 
 
 class TensorCores(GPUScheduleRule):
@@ -65,6 +74,22 @@ class TensorCores(GPUScheduleRule):
         """The schedule of a product of fp16 operands; None for other kernels."""
         if not self.is_target_available(target) or check_sm_version(str(target.attrs.get("arch", ""))) < 70:
             return None
+        can_copy = check_sm_version(str(target.attrs.get("arch", ""))) >= ASYNC_ARCHITECTURE
+        scheduled = self._schedule(func, STAGES if can_copy else STAGES[:1])
+        if scheduled is None:
+            return None
+        sch, tile = scheduled
+        if tile.stages > STAGES[0] and not _copies_asynchronously(sch.mod["main"], target):
+            scheduled = self._schedule(func, STAGES[:1])
+            if scheduled is None:
+                return None
+            sch, tile = scheduled
+        return s_tir.Schedule(sch.mod["main"].with_attr(PRODUCT_TILE, tile.to_text()))
+
+    def _schedule(
+        self, func: tirx.PrimFunc, stages: Sequence[int]
+    ) -> tuple[s_tir.Schedule, BlockTile] | None:
+        """The schedule of a product with one of these numbers of stages, and its tile."""
         sch = s_tir.Schedule(func)
         main = reduction(sch, operands=2)
         if main is None or not _is_half_product(sch.get(main)):
@@ -72,7 +97,7 @@ class TensorCores(GPUScheduleRule):
         sch = _split_groups(sch, main)
         main = reduction(sch, operands=2)
         shape = _product_shape(sch.get(main))
-        tile = self.choose(shape) if shape is not None else None
+        tile = self.choose(shape, stages) if shape is not None else None
         if tile is None:
             return None
         total = None
@@ -85,11 +110,11 @@ class TensorCores(GPUScheduleRule):
             part = sch.get_loops(total)[-1]
             sch.decompose_reduction(total, part)
             sch.unroll(part)
-        return sch
+        return sch, tile
 
-    def choose(self, shape: ProductShape) -> BlockTile | None:
-        """The tile of a product; None if no tile fits."""
-        return fastest_tile(shape, self.limits)
+    def choose(self, shape: ProductShape, stages: Sequence[int] = STAGES[:1]) -> BlockTile | None:
+        """The tile of a product, with one of these numbers of stages; None if no tile fits."""
+        return fastest_tile(shape, self.limits, stages)
 
     def _split_sums(self, sch: s_tir.Schedule, main: SBlockRV, split: int) -> tuple[SBlockRV, SBlockRV]:
         """Let `split` parts of a product be summed up apart: returns the block of these, and that which
@@ -117,6 +142,17 @@ def _product_shape(block: s_tir.SBlock) -> ProductShape | None:
     last = block.iter_vars[-1]
     run = int(last.dom.extent) if last.iter_type == tirx.IterVar.CommReduce else 1
     return ProductShape(batch=s, rows=i, columns=j, depth=k, run=run)
+
+
+def _copies_asynchronously(func: tirx.PrimFunc, target: Target) -> bool:
+    """Whether TVM can write all loads of a scheduled product as asynchronous copies.
+
+    It cannot where something is computed on the way, or where a thread has less than 4 bytes.
+    """
+    module = lower_kernels(tvm.IRModule({"main": func.with_attr("tirx.is_scheduled", True)}), target)
+    ((_, lowered),) = module.functions_items()
+    scopes = [attr for attr in nodes(lowered.body, tirx.AttrStmt) if attr.attr_key == ASYNC_COPY_SCOPE]
+    return not any(nodes(scope, tirx.BufferStore) for scope in scopes)
 
 
 def _is_half_product(block: s_tir.SBlock) -> bool:
@@ -165,10 +201,19 @@ def _tensorize(sch: s_tir.Schedule, main: SBlockRV, tile: BlockTile, k_is_last: 
 
     for index in range(2):
         run = contiguous if index == 0 or k_is_last else ACCESS_BYTES
-        _load_shared(sch, sch.cache_read(fragment, index, "shared.dyn"), k, run, wi * wj)
-    # Steps: load A, store A, load B, store B, multiply. Loads run ahead of the multiplication, stores follow.
-    sch.annotate(k, "software_pipeline_stage", [0, 0, 0, 0, 1])
-    sch.annotate(k, "software_pipeline_order", [0, 3, 1, 4, 2])
+        shared = sch.cache_read(fragment, index, "shared.dyn")
+        _load_shared(sch, shared, k, run, wi * wj)
+        if tile.stages == STAGES[0]:
+            sch.annotate(shared, "tirx.manifest_shared_memory_local_stage", 1)
+            sch.annotate(shared, "double_buffer_scope", 0)
+    if tile.stages == STAGES[0]:
+        # Load A, store A, load B, store B, multiply. Loads run ahead of the multiplication, stores follow.
+        stages, order = [0, 0, 0, 0, 1], [0, 3, 1, 4, 2]
+    else:  # copy A, copy B, multiply
+        stages, order = [0, 0, tile.stages - 1], [0, 1, 2]
+        sch.annotate(k, ASYNC_STAGES, [0])
+    sch.annotate(k, "software_pipeline_stage", stages)
+    sch.annotate(k, "software_pipeline_order", order)
 
     reads = [sch.cache_read(fragment, index, f"wmma.matrix_{'ab'[index]}") for index in range(2)]
     result = sch.cache_write(fragment, 0, "shared.dyn")
@@ -220,8 +265,6 @@ def _load_shared(sch: s_tir.Schedule, shared: SBlockRV, step: LoopRV, run: int, 
     sch.bind(x, "threadIdx.x")
     sch.vectorize(v)
     sch.storage_align(shared, 0, axis=-2, factor=16, offset=ROW_END)
-    sch.annotate(shared, "tirx.manifest_shared_memory_local_stage", 1)
-    sch.annotate(shared, "double_buffer_scope", 0)
 
 
 def _split_fragments(sch: s_tir.Schedule, stage: SBlockRV) -> tuple[LoopRV, LoopRV]:

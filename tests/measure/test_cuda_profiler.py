@@ -34,6 +34,9 @@ from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.relay_passes.schedules.loops import nodes
+from pimflow.relay_passes.schedules.product_tiles import BlockTile
+from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
 from pimflow.simulators.profiler import Analytic
@@ -347,6 +350,16 @@ def test_rows_put_models_beside_measurements(cpu):
     (cost,) = Learned().costs(requests(LARGE), v100, "fp32")
     assert rows[0]["learned_ns"] == cost.execution_ns != rows[0]["analytic_ns"]
     assert [rows[0][size] for size in ("kind", "m", "macs")] == [LARGE.kind, LARGE.m, LARGE.macs]
+
+
+def test_a_product_has_the_tile_that_it_is_timed_with():
+    func = single_kernels.primitive(convolution_kernel(CONV, "fp16"), "fp16", CUDA, SMALLEST_GPU)
+    text = func.attrs[PRODUCT_TILE]
+    tile = BlockTile.from_text(text)
+    threads = [loop for loop in nodes(func.body, tvm.tirx.For) if loop.thread_binding is not None]
+    warps = [loop.extent for loop in threads if str(loop.thread_binding.thread_tag) == "threadIdx.y"]
+    assert tile.to_text() == text and tile.fits(SMALLEST_GPU)
+    assert {int(extent) for extent in warps} == {tile.threads // 32}
 
 
 @pytest.mark.long

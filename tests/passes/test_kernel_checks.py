@@ -16,6 +16,7 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
+from pimflow.compiler.kernel_checks.launch import Purpose
 from pimflow.zoo.language.decoder_parts import Experts
 
 
@@ -30,7 +31,7 @@ def toy():
     return network_kernels("toy")
 
 
-def faults(func, *, addresses_only=False, **arrays):
+def faults(func, *, purpose=Purpose.VALUES, **arrays):
     """What running all blocks of a function finds."""
     found: set[Fault] = set()
     by_name = {parameter.name: parameter for parameter in func.params}
@@ -39,7 +40,7 @@ def faults(func, *, addresses_only=False, **arrays):
         {by_name[name]: array.reshape(-1) for name, array in arrays.items()},
         lambda launch, _: np.arange(launch.blocks),
         lambda fault, *_: found.add(fault),
-        addresses_only,
+        purpose,
     )
     execution.run()
     return found
@@ -235,7 +236,7 @@ def test_all_blocks_show_what_they_read_of_a_result():
         y[block * 64 + t] = value * T.float32(2)
 
     x, y = np.ones(640, np.float32), np.ones(640, np.float32)
-    assert faults(double, addresses_only=True, x=x, y=y) == {Fault.BLOCKS_RACE, Fault.THREADS_RACE}
+    assert faults(double, purpose=Purpose.RESULTS, x=x, y=y) == {Fault.BLOCKS_RACE, Fault.THREADS_RACE}
     assert (y == 1).all()  # nothing was computed
 
 

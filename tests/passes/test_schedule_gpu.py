@@ -193,7 +193,7 @@ def test_tiles_of_every_form_become_cuda(tile, k_is_last):
     )
     rule = TensorCores()
     rows, columns, depth, split = tile
-    rule.choose = lambda _: BlockTile(rows=rows, columns=columns, depth=depth, split=split)
+    rule.choose = lambda *_: BlockTile(rows=rows, columns=columns, depth=depth, split=split)
     assert "mma_sync" in cuda_source(rule.apply(func, target(), False).mod["main"])
 
 

@@ -15,7 +15,7 @@ from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
 from pimflow.compiler.kernel_checks.findings import Fault, Finding
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel, network_kernels
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
-from pimflow.compiler.kernel_checks.launch import KernelLaunch
+from pimflow.compiler.kernel_checks.launch import KernelLaunch, Purpose
 from pimflow.compiler.kernel_checks.plain import plain_results
 from pimflow.errors import UnsupportedOpError, UsageError, VerificationError
 from pimflow.frontend import Network
@@ -112,14 +112,14 @@ def check_kernel(kernel: ScheduledKernel, seed: int = 0, work: int = WORK) -> Ke
         arrays,
         lambda launch, _: np.arange(launch.blocks),
         check.report,
-        addresses_only=True,
+        purpose=Purpose.RESULTS,
     )
     slices.run()
     for variable in results:
         written = np.any([log.written() for log in slices.logs[variable]], axis=0)
         if not written.all():
             check.report(Fault.UNWRITTEN, variable.name, int(written.argmin()))
-    _separate_execution(kernel, arrays, check.report_outside, make_log=lambda *_: None)
+    _separate_execution(kernel, arrays, check.report_outside, Purpose.BOUNDS)
     KernelExecution(kernel.lowered, arrays, check.choose_blocks, check.report).run()
     compared = sum(
         _compare(variable.name, arrays[variable], expected[variable], check) for variable in results
@@ -198,7 +198,7 @@ def _separate_execution(
     kernel: ScheduledKernel,
     arrays: Mapping[ir.Var, npt.NDArray[Any]],
     report: Report,
-    make_log: Callable[..., AccessLog | None] = AccessLog,
+    purpose: Purpose = Purpose.VALUES,
 ) -> KernelExecution | None:
     """Run blocks at borders with each buffer in shared memory of its own; None if there are none."""
     if kernel.separate is None:
@@ -217,7 +217,7 @@ def _separate_execution(
         choose_blocks,
         report,
         regions_bytes=kernel.regions_bytes,
-        make_log=make_log,
+        purpose=purpose,
     )
     execution.run()
     return execution

@@ -11,6 +11,7 @@ class Fault(enum.Enum):
 
     BLOCKS_RACE = "two blocks access an element in one launch, and one of them writes it"
     THREADS_RACE = "two threads access an element between two barriers, and one of them writes it"
+    UNFINISHED_COPY = "an access to an element that a copy writes, before its thread has waited for the copy"
     OUT_OF_BOUNDS = "an access lies outside its buffer"
     DIVERGENT_BARRIER = "a barrier that not all threads of a block reach"
     UNWRITTEN = "an element of the result that no block writes"

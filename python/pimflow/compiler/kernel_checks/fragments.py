@@ -9,14 +9,13 @@ import numpy.typing as npt
 from tvm import ir
 
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.lane_memory import Place
+from pimflow.compiler.kernel_checks.lane_memory import FRAGMENT, Place
 from pimflow.compiler.kernel_checks.memo import Memo
 from pimflow.compiler.kernel_checks.operators import Array
 from pimflow.compiler.kernel_checks.threads import WARP, View
 from pimflow.compiler.kernel_checks.values import LaneValues
 
 WARPS = 1 << 62  # numbers of warps begin here, where they access memory as a whole
-FRAGMENT = 16  # rows, columns and depth of a fragment
 Statement = Callable[[], None]
 
 
@@ -49,6 +48,7 @@ class FragmentCalls(LaneValues):
             data, warps = self._fragments(source), self._active_warps()
             target = place(warps)
             self._record(target, True)
+            target.memory.version += 1
             target.data[target.active] = data[warps, int(index()[0, 0])].reshape(len(warps), -1)
 
         return _run

@@ -11,15 +11,24 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir, tirx
 
-from pimflow.compiler.kernel_checks.access_log import Accesses, Ints, Report
+from pimflow.compiler.kernel_checks.access_log import Accesses, AccessLog, Ints, Report
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.launch import nodes
+from pimflow.compiler.kernel_checks.launch import Purpose, nodes
 from pimflow.compiler.kernel_checks.memo import Integers, Memo
 from pimflow.compiler.kernel_checks.operators import FUNCTIONS, Array
-from pimflow.compiler.kernel_checks.threads import Lanes, Memory, Threads, View, element_type
+from pimflow.compiler.kernel_checks.threads import (
+    WARP,
+    Lanes,
+    Memory,
+    Threads,
+    View,
+    blank_value,
+    element_type,
+)
 from pimflow.errors import UnsupportedOpError
 
 Expression = Callable[[], Array]
+FRAGMENT = 16  # rows, columns and depth of a fragment
 # Functions whose values follow from their arguments alone.
 _PURE = {*FUNCTIONS, "if_then_else", "likely"}
 
@@ -60,12 +69,16 @@ class LaneMemory:
     """
 
     report: Report
+    purpose: Purpose
+    regions_bytes: Sequence[tuple[int, int]]
+    make_log: Callable[..., AccessLog]
     _memories: dict[ir.Var, Memory]
     _views: dict[ir.Var, View]
     _values: dict[ir.Var, Array]
     _variables: dict[ir.Var, ir.Var]
     _integers: Integers
     _lanes: Lanes | None
+    _has_warp_barriers: bool
 
     @property
     def _running(self) -> Lanes:
@@ -111,6 +124,35 @@ class LaneMemory:
 
     def _alias(self, decl: tirx.DeclBuffer) -> None:
         self._declare(decl.buffer, self._views[decl.data.args[0]].memory)
+
+    def _new_memory(self, view: View, name: str, scope: str) -> Memory:
+        """Memory of the blocks that run, shared, of warps or of threads, without values."""
+        lanes, size_bytes = self._running, view.elements * view.dtype.itemsize
+        if scope.startswith("shared"):
+            row_bytes, unit = -(-size_bytes // 16) * 16, 1 if view.dtype.kind == "b" else 2
+            data = np.full((len(lanes.blocks), row_bytes), blank_value(np.dtype(np.uint8)), np.uint8)
+            log = self._log(name, data.size // unit, True)
+            return Memory(name, "shared", data, size_bytes, log, unit, self._gaps(size_bytes))
+        if scope.startswith("wmma"):
+            shape = (lanes.count // WARP, view.elements // FRAGMENT**2, FRAGMENT, FRAGMENT)
+            return Memory(name, "fragment", np.full(shape, blank_value(view.dtype), view.dtype), size_bytes)
+        registers = np.full((lanes.count, view.elements), blank_value(view.dtype), view.dtype)
+        return Memory(name, "local", registers, size_bytes)
+
+    def _log(self, name: str, elements: int, is_shared: bool) -> AccessLog | None:
+        """A log of accesses; none where only their bounds matter."""
+        if self.purpose is Purpose.BOUNDS:
+            return None
+        return self.make_log(name, elements, is_shared, self.report, self._has_warp_barriers)
+
+    def _gaps(self, size_bytes: int) -> npt.NDArray[np.bool_] | None:
+        """By byte of shared memory, whether it lies in none of `regions_bytes`; None if there are none."""
+        if not self.regions_bytes:
+            return None
+        gaps = np.ones(size_bytes, bool)
+        for begin, end in self.regions_bytes:
+            gaps[begin:end] = False
+        return gaps
 
     def _position(self, view: View, indices: Any) -> Expression:
         """The position of the first element of an access, or of each element if the index is a vector."""
@@ -209,8 +251,11 @@ class LaneMemory:
 
     def _record(self, place: Place, is_write: bool) -> None:
         """Log an access, if its memory has a log."""
-        log, lanes = place.memory.log, self._running
+        log, lanes, under_way = place.memory.log, self._running, place.memory.under_way
         if log is not None and place.logged is not None:
+            if under_way is not None and under_way[place.logged.elements].any():
+                index = int(under_way[place.logged.elements].argmax())
+                self.report(Fault.UNFINISHED_COPY, place.memory.name, int(place.logged.elements[index]))
             (log.write if is_write else log.read)(place.logged, lanes.epoch, lanes.warp_epochs)
 
     def _load(self, place: Place) -> Array:
@@ -225,6 +270,7 @@ class LaneMemory:
         self._record(place, True)
         if values is None:
             return
+        place.memory.version += 1
         if place.row is not None:
             place.memory.data[:, place.row] = values
             return

@@ -8,7 +8,7 @@ proves nothing by itself: `AccessLog` finds whatever another order could change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,12 +16,17 @@ import numpy.typing as npt
 from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import AccessLog, Report
+from pimflow.compiler.kernel_checks.async_copies import AsyncCopies, CopyUnderWay
 from pimflow.compiler.kernel_checks.findings import Fault
-from pimflow.compiler.kernel_checks.fragments import FRAGMENT, FragmentCalls, Statement
+from pimflow.compiler.kernel_checks.fragments import Statement
+from pimflow.compiler.kernel_checks.lane_memory import Place
 from pimflow.compiler.kernel_checks.launch import (
     KernelLaunch,
+    Purpose,
     deciding_variables,
     digits,
+    divide_body,
+    has_state,
     has_warp_barriers,
     is_copied_in_place,
     launch_extents,
@@ -30,12 +35,12 @@ from pimflow.compiler.kernel_checks.launch import (
 )
 from pimflow.compiler.kernel_checks.memo import Integers, Memo
 from pimflow.compiler.kernel_checks.operators import Array
-from pimflow.compiler.kernel_checks.threads import WARP, Lanes, Memory, View, blank_value, coordinates
+from pimflow.compiler.kernel_checks.threads import Lanes, Memory, View, blank_value, coordinates
 from pimflow.errors import UnsupportedOpError
 
 
 @dataclass
-class KernelExecution(FragmentCalls):
+class KernelExecution(AsyncCopies):
     """Executes a scheduled function, launch by launch.
 
     Parameters
@@ -47,35 +52,40 @@ class KernelExecution(FragmentCalls):
         blocks that run.
     report : callable
         See `AccessLog`.
-    addresses_only : bool
-        Compute only what decides which elements of global memory are written, and write nothing.
+    purpose : Purpose
+        Without values, nothing is written but what decides where accesses lie.
     regions_bytes : sequence of (int, int)
         Begin and end of the parts of shared memory that may be accessed; empty if that is all.
     batch : int
         Threads that run at once.
     make_log : callable
-        Makes the logs of memories; another than `AccessLog` judges by itself, and None has none.
+        Makes the logs of memories; another than `AccessLog` judges by itself.
     """
 
     func: tirx.PrimFunc
     arrays: Mapping[ir.Var, Array]
     choose_blocks: Callable[[KernelLaunch, int], npt.NDArray[np.int64]]
     report: Report
-    addresses_only: bool = False
+    purpose: Purpose = Purpose.VALUES
     regions_bytes: Sequence[tuple[int, int]] = ()
     batch: int = 1 << 16
-    make_log: Callable[..., AccessLog | None] = AccessLog
+    make_log: Callable[..., AccessLog] = AccessLog
     logs: dict[ir.Var, list[AccessLog]] = field(default_factory=dict)  # by memory, of launches that write it
     _memories: dict[ir.Var, Memory] = field(default_factory=dict)
     _views: dict[ir.Var, View] = field(default_factory=dict)
     _values: dict[ir.Var, Array] = field(default_factory=dict)
     _lanes: Lanes | None = None
     _needed: set[ir.Var] = field(default_factory=set)
+    _repeats_nothing: bool = False  # statements of a loop that are the same in each iteration run once
     _has_warp_barriers: bool = False
+    _begun: list[CopyUnderWay] = field(default_factory=list)
+    _groups: list[list[CopyUnderWay]] = field(default_factory=list)
     _variables: dict[ir.Var, ir.Var] = field(default_factory=dict)
     _integers: Integers = field(default_factory=Integers)
     _restrictions: Memo[tuple[npt.NDArray[np.bool_] | None, bool]] = field(default_factory=Memo)
     _inverses: Memo[Array] = field(default_factory=Memo)
+    _places: dict[int, list[tuple[ir.Expr, Callable[[], Place]]]] = field(default_factory=dict)
+    _last_loads: dict[int, list[tuple[Place, int, Array]]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Execute the function.
@@ -90,8 +100,11 @@ class KernelExecution(FragmentCalls):
             self._memories[variable] = Memory(variable.name, "global", array, array.nbytes)
             if isinstance(variable.elem_offset, ir.Var):  # tensors begin at their first element
                 self._values[variable.elem_offset] = np.zeros((1, 1), np.int64)
-        if self.addresses_only:
-            self._needed = deciding_variables(self.func.body, self.arrays.keys())
+        if self.purpose is not Purpose.VALUES:
+            body, parameters = self.func.body, self.arrays.keys()
+            self._needed = deciding_variables(body, parameters, self.purpose)
+            is_stateless = not has_state(body, parameters, self._needed)
+            self._repeats_nothing = self.purpose is Purpose.BOUNDS and is_stateless
         with np.errstate(all="ignore"):
             self._host(self.func.body)
 
@@ -119,15 +132,14 @@ class KernelExecution(FragmentCalls):
     def _launch(self, stmt: tirx.AttrStmt) -> None:
         extents = launch_extents(stmt)
         launch = KernelLaunch(extents=extents, borders=self._borders(stmt, extents))
+        self._places, self._last_loads = {}, {}
         self._has_warp_barriers = has_warp_barriers(stmt)
         written = self._roots(stmt)
         for variable, memory in self._memories.items():
             if memory.scope == "global":
                 memory.log = None
             if memory.scope == "global" and variable in written:
-                memory.log = self.make_log(
-                    memory.name, memory.data.size, False, self.report, self._has_warp_barriers
-                )
+                memory.log = self._log(memory.name, memory.data.size, False)
                 if memory.log is not None:
                     self.logs.setdefault(variable, []).append(memory.log)
         run = self._statement(stmt)
@@ -136,7 +148,7 @@ class KernelExecution(FragmentCalls):
         blocks = self.choose_blocks(launch, trips(stmt))
         step = max(self.batch // launch.threads, 1)
         for begin in range(0, len(blocks), step):
-            self._lanes = Lanes(launch, blocks[begin : begin + step])
+            self._lanes, self._begun, self._groups = Lanes(launch, blocks[begin : begin + step]), [], []
             run()
         self._lanes = None
 
@@ -196,7 +208,10 @@ class KernelExecution(FragmentCalls):
         return statement
 
     def _seqstmt(self, stmt: tirx.SeqStmt) -> Statement | None:
-        parts = [part for part in map(self._statement, stmt.seq) if part]
+        return self._sequence(stmt.seq)
+
+    def _sequence(self, stmts: Iterable[tirx.Stmt]) -> Statement | None:
+        parts = [part for part in map(self._statement, stmts) if part]
 
         def _run() -> None:
             for part in parts:
@@ -207,7 +222,7 @@ class KernelExecution(FragmentCalls):
     def _attrstmt(self, stmt: tirx.AttrStmt) -> Statement | None:
         body = self._statement(stmt.body)
         if stmt.attr_key != "thread_extent" or body is None:
-            return body
+            return self._asynchronous(stmt, body)
         variable, axis = self._variable(stmt.node.var), stmt.node.thread_tag
 
         def _run() -> None:
@@ -218,7 +233,7 @@ class KernelExecution(FragmentCalls):
 
     def _allocbuffer(self, stmt: tirx.AllocBuffer) -> Statement | None:
         buffer, scope = stmt.buffer, stmt.buffer.scope()
-        if self.addresses_only and buffer not in self._needed:
+        if self.purpose is Purpose.RESULTS and buffer not in self._needed:
             self._declare(buffer, buffer)
             return None
         view = self._declare(buffer, buffer)
@@ -228,41 +243,19 @@ class KernelExecution(FragmentCalls):
             lanes = self._running
             if last and last[0][0] is lanes:  # in a loop: the same memory, whose values have gone
                 last[0][1].data[...] = blank_value(last[0][1].data.dtype)
+                last[0][1].version += 1
                 return
             last[:] = [(lanes, self._new_memory(view, buffer.name, scope))]
             self._memories[buffer] = last[0][1]
 
         return _run
 
-    def _new_memory(self, view: View, name: str, scope: str) -> Memory:
-        """Memory of the blocks that run, shared, of warps or of threads, without values."""
-        lanes, size_bytes = self._running, view.elements * view.dtype.itemsize
-        if scope.startswith("shared"):
-            row_bytes, unit = -(-size_bytes // 16) * 16, 1 if view.dtype.kind == "b" else 2
-            data = np.full((len(lanes.blocks), row_bytes), blank_value(np.dtype(np.uint8)), np.uint8)
-            log = self.make_log(name, data.size // unit, True, self.report, self._has_warp_barriers)
-            return Memory(name, "shared", data, size_bytes, log, unit, self._gaps(size_bytes))
-        if scope.startswith("wmma"):
-            shape = (lanes.count // WARP, view.elements // FRAGMENT**2, FRAGMENT, FRAGMENT)
-            return Memory(name, "fragment", np.full(shape, blank_value(view.dtype), view.dtype), size_bytes)
-        registers = np.full((lanes.count, view.elements), blank_value(view.dtype), view.dtype)
-        return Memory(name, "local", registers, size_bytes)
-
-    def _gaps(self, size_bytes: int) -> npt.NDArray[np.bool_] | None:
-        """By byte of shared memory, whether it lies in none of `regions_bytes`; None if there are none."""
-        if not self.regions_bytes:
-            return None
-        gaps = np.ones(size_bytes, bool)
-        for begin, end in self.regions_bytes:
-            gaps[begin:end] = False
-        return gaps
-
     def _declbuffer(self, stmt: tirx.DeclBuffer) -> None:
         self._alias(stmt)
 
     def _bind(self, stmt: tirx.Bind) -> Statement | None:
-        if self.addresses_only and stmt.var not in self._needed:
-            return self._reads_back(stmt.value)
+        if self.purpose is not Purpose.VALUES and stmt.var not in self._needed:
+            return self._watched_reads(stmt.value)
         value = self._memoize([stmt.value], self._expression(stmt.value))
         variable = self._variable(stmt.var)
 
@@ -272,13 +265,19 @@ class KernelExecution(FragmentCalls):
         return _run
 
     def _for(self, stmt: tirx.For) -> Statement | None:
-        body = self._statement(stmt.body)
+        if self._repeats_nothing and isinstance(stmt.extent, tirx.IntImm):
+            same, others = divide_body(stmt)
+            first_run, body = self._sequence(same), self._sequence(others)
+        else:
+            first_run, body = None, self._statement(stmt.body)
         if body is None:
-            return None
+            return first_run
         begin, extent = self._expression(stmt.min), self._expression(stmt.extent)
         variable = self._variable(stmt.loop_var)
 
         def _run() -> None:
+            if first_run is not None:
+                first_run()
             first, count = begin(), extent()
             outer = self._running.mask
             for i in range(int(count.max(initial=0))):
@@ -322,14 +321,14 @@ class KernelExecution(FragmentCalls):
     def _bufferstore(self, stmt: tirx.BufferStore) -> Statement | None:
         view = self._views[stmt.buffer]
         is_global = view.memory in self._memories and self._memories[view.memory].scope == "global"
-        writes = not self.addresses_only or view.memory in self._needed
-        if not writes and not is_global:
-            return self._reads_back(stmt.value)
+        writes = self.purpose is Purpose.VALUES or view.memory in self._needed
+        if not writes and not is_global and self.purpose is Purpose.RESULTS:
+            return self._watched_reads(stmt.value)
         if writes and is_copied_in_place(stmt):
             return self._read_only(stmt.value)  # TVM's reductions end so
         place = self._place(view, stmt.indices)
         value = self._expression(stmt.value) if writes else None
-        reads = None if writes else self._reads_back(stmt.value)
+        reads = None if writes else self._watched_reads(stmt.value)
 
         def _run() -> None:
             if reads:
@@ -357,9 +356,10 @@ class KernelExecution(FragmentCalls):
             return self._barrier(call)
         if name == "call_extern" and call.args[0].value == "__syncwarp":
             return self._warp_barrier
-        if self.addresses_only:
+        if self.purpose is Purpose.RESULTS:
             self._require_no_results(call)
-            return None
+        if self.purpose is not Purpose.VALUES:
+            return self._watched_call(call)
         make = getattr(self, f"_call_{name}", None)
         if make is None:
             raise UnsupportedOpError(f"no meaning for the call of {name}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,14 @@ from tvm import ir, tirx
 
 UNKNOWN_TRIPS = 16  # of a loop whose extent is no constant
 _QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+class Purpose(enum.Enum):
+    """What an execution computes, and so which accesses it makes."""
+
+    VALUES = "everything"
+    RESULTS = "which elements of results are written and read back, without values"
+    BOUNDS = "where all accesses lie, without values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,28 +124,31 @@ def _depends_only_on(known: set[ir.Var], expr: ir.Expr) -> bool:
     return bool(variables) and known.issuperset(variables) and not nodes(expr, ir.TensorLoad)
 
 
-def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> set[ir.Var]:
-    """Variables and buffers that decide which elements launches write, and which of these they read."""
+def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var], purpose: Purpose) -> set[ir.Var]:
+    """Variables and buffers that decide where accesses lie that an execution makes without values."""
     roots = _memory_roots(body, parameters)
     expressions = [branch.condition for branch in nodes(body, tirx.IfThenElse)]
     written = {roots.get(store.buffer, store.buffer) for store in nodes(body, tirx.BufferStore)}
 
-    def is_read_back(load: ir.TensorLoad) -> bool:
-        """Whether the launches write the memory that this reads."""
+    def is_made(load: ir.TensorLoad) -> bool:
+        """Whether this is read, and not only what it would give."""
         source = roots.get(load.source, load.source)
-        return source in written and source.scope() == "global"
+        return purpose is Purpose.BOUNDS or (source in written and source.scope() == "global")
 
-    for load in filter(is_read_back, nodes(body, ir.TensorLoad)):
+    for load in filter(is_made, nodes(body, ir.TensorLoad)):
         expressions += list(load.indices)
     for choice in filter(is_choice, nodes(body, ir.Expr)):
-        if any(map(is_read_back, nodes(choice, ir.TensorLoad))):
+        if any(map(is_made, nodes(choice, ir.TensorLoad))):
             expressions.append(choice_parts(choice)[0])
+    for call in nodes(body, ir.Call):
+        if call.op.name.endswith("cp_async_raw") and purpose is Purpose.BOUNDS:
+            expressions += [call.args[1], call.args[3], *call.args[5:]]
     expressions += [loop.condition for loop in nodes(body, tirx.While)]
     for loop in nodes(body, tirx.For):
         expressions += [loop.min, loop.extent]
     stores = nodes(body, tirx.BufferStore)
     for store in stores:
-        if roots.get(store.buffer, store.buffer).scope() == "global":
+        if purpose is Purpose.BOUNDS or roots.get(store.buffer, store.buffer).scope() == "global":
             expressions += list(store.indices)
     sources: dict[ir.Var, list[ir.Expr]] = {}
     for bind in nodes(body, tirx.Bind):
@@ -152,6 +164,29 @@ def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> set[ir.
                 needed |= {root, variable}
                 expressions += sources.get(root, [])
     return needed
+
+
+def divide_body(loop: tirx.For) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+    """The statements of a loop that have the same indices in each iteration, and the others.
+
+    Only for executions that compute no values but of variables, see `has_state`.
+    """
+    parts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    changing, same, others = {loop.loop_var}, list[tirx.Stmt](), list[tirx.Stmt]()
+    for part in parts:
+        found = nodes(part, ir.Var, tirx.Bind)
+        if changing.isdisjoint(node for node in found if isinstance(node, ir.Var)):
+            same.append(part)
+        else:
+            others.append(part)
+            changing.update(node.var for node in found if isinstance(node, tirx.Bind))
+    return same, others
+
+
+def has_state(body: tirx.Stmt, parameters: Iterable[ir.Var], needed: Set[ir.Var]) -> bool:
+    """Whether launches write what decides where accesses lie: `deciding_variables`."""
+    roots = _memory_roots(body, parameters)
+    return any(roots.get(store.buffer, store.buffer) in needed for store in nodes(body, tirx.BufferStore))
 
 
 def operands(expr: ir.Expr) -> list[ir.Expr]:

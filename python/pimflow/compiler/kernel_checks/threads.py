@@ -108,7 +108,8 @@ class Memory:
 
     `data` has the axes (element), (block, byte), (thread, element) or (warp, fragment, row, column), for
     global and shared memory, registers, and fragments; `size_bytes` are those of one block or thread. `gaps`
-    are bytes of shared memory that nothing may access.
+    are bytes of shared memory that nothing may access. `version` counts writes. `under_way` are
+    elements of the log that asynchronous copies write.
     """
 
     name: str
@@ -118,6 +119,8 @@ class Memory:
     log: AccessLog | None = None
     unit: int = 2  # bytes of shared memory that are one element of its log
     gaps: npt.NDArray[np.bool_] | None = None
+    version: int = 0
+    under_way: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

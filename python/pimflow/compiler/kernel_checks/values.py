@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import tvm_ffi
 from tvm import ir, tirx
 
 from pimflow.compiler.kernel_checks.access_log import Bools
-from pimflow.compiler.kernel_checks.lane_memory import Expression, LaneMemory
-from pimflow.compiler.kernel_checks.launch import choice_parts, is_choice, nodes, operands
+from pimflow.compiler.kernel_checks.lane_memory import Expression, LaneMemory, Place
+from pimflow.compiler.kernel_checks.launch import Purpose, choice_parts, is_choice, nodes, operands
 from pimflow.compiler.kernel_checks.memo import Memo
 from pimflow.compiler.kernel_checks.operators import BINARY, FUNCTIONS, SHUFFLES, Array
 from pimflow.compiler.kernel_checks.threads import WARP, View, type_of
@@ -21,28 +22,42 @@ class LaneValues(LaneMemory):
 
     _restrictions: Memo[tuple[Bools | None, bool]]
     _inverses: Memo[Array]
+    # Of a launch: where loads read, by hash, and what they gave last, by the place.
+    _places: dict[int, list[tuple[ir.Expr, Callable[[], Place]]]]
+    _last_loads: dict[int, list[tuple[Place, int, Array]]]
 
     def _is_written(self, view: View) -> bool:
         """Whether a buffer lies in global memory that the launch writes."""
         memory = self._memories.get(view.memory)
         return memory is not None and memory.scope == "global" and memory.log is not None
 
-    def _reads_back(self, expr: ir.Expr) -> Callable[[], None] | None:
-        """What logs reads from global memory that the launch writes; None if an expression has none."""
-        if not any(self._is_written(self._views[load.source]) for load in nodes(expr, ir.TensorLoad)):
+    def _is_watched(self, buffer: ir.Var) -> bool:
+        """Whether accesses to a buffer are made although values are not computed."""
+        return self.purpose is Purpose.BOUNDS or self._is_written(self._views[buffer])
+
+    def _watched_reads(self, expr: ir.Expr) -> Callable[[], None] | None:
+        """What makes the watched reads of an expression, without its value; None if it has none."""
+        loads = [load for load in nodes(expr, ir.TensorLoad) if self._is_watched(load.source)]
+        if not loads:
             return None
-        if isinstance(expr, ir.TensorLoad) and self._is_written(self._views[expr.source]):
-            place = self._place(self._views[expr.source], expr.indices)
+        if not any(map(is_choice, nodes(expr, ir.Call, tirx.Select))):
+            places = {id(place): place for place in map(self._place_of_load, loads)}.values()
 
             def _read() -> None:
-                self._record(place(), False)
+                for place in places:
+                    self._record(place(), False)
 
             return _read
         if is_choice(expr):
             condition, *sides = choice_parts(expr)
             test = self._memoize([condition], self._expression(condition))
-            return self._chosen_reads(test, *map(self._reads_back, sides))
-        reads = [read for part in operands(expr) if (read := self._reads_back(part))]
+            chosen = self._chosen_reads(test, *map(self._watched_reads, sides))
+            reads = [read for read in (self._watched_reads(condition), chosen) if read]
+        else:
+            reads = [read for part in operands(expr) if (read := self._watched_reads(part))]
+            if isinstance(expr, ir.TensorLoad) and self._is_watched(expr.source):
+                place = self._place_of_load(expr)
+                reads.append(lambda: self._record(place(), False))
 
         def _run() -> None:
             for read in reads:
@@ -195,9 +210,29 @@ class LaneValues(LaneMemory):
 
         return _value
 
+    def _place_of_load(self, load: ir.Expr) -> Callable[[], Place]:
+        """Where a load reads; equal ones share what they compute."""
+        known = self._places.setdefault(tvm_ffi.structural_hash(load), [])
+        for equal, place in known:
+            if tvm_ffi.structural_equal(load, equal):
+                return place
+        known.append((load, self._place(self._views[load.source], load.indices)))
+        return known[-1][1]
+
     def _tensorload(self, expr: ir.Expr) -> Expression:
-        place = self._place(self._views[expr.source], expr.indices)
-        return lambda: self._load(place())
+        """What memory has; equal loads share it as long as nothing is written."""
+        place = self._place_of_load(expr)
+        last = self._last_loads.setdefault(id(place), [])
+
+        def _value() -> Array:
+            target = place()
+            if last and last[0][0] is target and last[0][1] == target.memory.version:
+                self._record(target, False)
+            else:
+                last[:] = [(target, target.memory.version, self._load(target))]
+            return last[0][2]
+
+        return _value
 
     def _call(self, expr: ir.Call) -> Expression:
         name, arguments = expr.op.name.rpartition(".")[2], list(expr.args)

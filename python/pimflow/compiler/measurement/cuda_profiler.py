@@ -23,6 +23,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import NO_COMPILER, cuda_compiler
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
+from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_cost, require_wide_weights
 
 Tensors = list[tvm.runtime.Tensor]
@@ -42,11 +43,14 @@ class KernelMeasurement:
         previous call left.
     launch_ns : float
         Time that a launch adds: that of an empty kernel in a queue of empty kernels.
+    tile : str
+        `BlockTile.to_text` of a product on tensor cores, by which its schedule was made; else empty.
     """
 
     cold_ns: float
     warm_ns: float
     launch_ns: float
+    tile: str = ""
 
 
 class CudaProfiler:
@@ -74,6 +78,8 @@ class CudaProfiler:
         Called with a message for each kernel that fails.
     target : Target, optional
         Another kind of device than CUDA: the CPU, in tests.
+    for_card : bool
+        Schedule kernels for the architecture of the card, not for that of ``cuda+pim``, which builds have.
 
     Raises
     ------
@@ -93,6 +99,7 @@ class CudaProfiler:
         progress: Callable[[str], None] = lambda _: None,
         repeats: int = 30,
         target: tvm.target.Target | None = None,
+        for_card: bool = False,
     ):
         if (l2 or "cold") not in L2_STATES:
             raise UnknownNameError("state of the L2", l2, L2_STATES)
@@ -105,6 +112,8 @@ class CudaProfiler:
                 "or gpu=accel-sim-logs:DIR"
             )
         self.on_cuda = self.target.kind.name == "cuda"
+        is_built_so = self.on_cuda and not for_card
+        self._schedule_target = targets.target_by_name("cuda+pim") if is_built_so else self.target
         if self.on_cuda and not cuda_compiler():
             raise ProfilerError(f"gpu=cuda: {NO_COMPILER}")
         self._device = targets.target_device(self.target)
@@ -203,7 +212,7 @@ class CudaProfiler:
         functions = {}
         for kernel in kernels:
             with self._record_failure(kernel):
-                functions[kernel] = primitive(kernel, dtype, self.target, gpu.kernel_limits(dtype))
+                functions[kernel] = primitive(kernel, dtype, self._schedule_target, gpu.kernel_limits(dtype))
         for kernel, (module, symbol) in self._compile(functions).items():
             with self._record_failure(kernel):
                 yield kernel, self._time(module, symbol, functions[kernel], gpu)
@@ -246,7 +255,12 @@ class CudaProfiler:
         empty_ns, launch_ns = self._empty
         total_ns = self._states_ns(module, symbol, arguments(function, self._device), gpu)
         net_ns = {state: max(total_ns[state] - empty_ns[state], 0.0) for state in L2_STATES}
-        return KernelMeasurement(cold_ns=net_ns["cold"], warm_ns=net_ns["warm"], launch_ns=launch_ns)
+        return KernelMeasurement(
+            cold_ns=net_ns["cold"],
+            warm_ns=net_ns["warm"],
+            launch_ns=launch_ns,
+            tile=str((function.attrs or {}).get(PRODUCT_TILE, "")),
+        )
 
     def _states_ns(
         self, module: tvm.runtime.Module, symbol: str, tensors: Tensors, gpu: GpuSpec
