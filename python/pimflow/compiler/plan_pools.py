@@ -94,7 +94,7 @@ class PlanPools:
         key = _choices(search_result.candidates)
         if key not in self._cached_bytes:
             modules = self._lower(search_result)
-            pool_bytes = self.planning.built_pool_bytes(modules.lowered)
+            pool_bytes = self.planning.module_pool_bytes(modules.lowered)
             if pool_bytes < min(self._cached_bytes.values(), default=math.inf):
                 self._smallest.clear()
                 self._smallest[key] = modules

@@ -61,9 +61,9 @@ class PoolPlanning:
 
     def pool_bytes(self, module: tvm.IRModule, target: tvm.target.Target, system: System) -> int:
         """Bytes of the pool of `module`, canonical or with a plan, for `target`."""
-        return self.built_pool_bytes(self.lower(module, target, system))
+        return self.module_pool_bytes(self.lower(module, target, system))
 
-    def built_pool_bytes(self, lowered: tvm.IRModule) -> int:
+    def module_pool_bytes(self, lowered: tvm.IRModule) -> int:
         """Bytes of the pool of a module that was lowered."""
         return self.plan(self.liveness(buffers(lowered, in_place=self.in_place))).pool_bytes
 

@@ -72,10 +72,10 @@ class AsyncCopies(FragmentCalls):
         tests = [self._memoize([test], self._expression(test)) for test in predicates]
         return places[0], places[1], tests[0] if tests else None
 
-    def _watched_call(self, call: ir.Call) -> Statement | None:
+    def _call_accesses(self, call: ir.Call) -> Statement | None:
         """The watched accesses of a call, without its effect."""
         if not call.op.name.endswith("cp_async_raw") or self.purpose is not Purpose.BOUNDS:
-            return self._watched_reads(call)
+            return self._expression_reads(call)
         into, source, test = self._copy_parts(call.args)
 
         def _run() -> None:

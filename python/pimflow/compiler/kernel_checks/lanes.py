@@ -255,7 +255,7 @@ class KernelExecution(AsyncCopies):
 
     def _bind(self, stmt: tirx.Bind) -> Statement | None:
         if self.purpose is not Purpose.VALUES and stmt.var not in self._needed:
-            return self._watched_reads(stmt.value)
+            return self._expression_reads(stmt.value)
         value = self._memoize([stmt.value], self._expression(stmt.value))
         variable = self._variable(stmt.var)
 
@@ -323,12 +323,12 @@ class KernelExecution(AsyncCopies):
         is_global = view.memory in self._memories and self._memories[view.memory].scope == "global"
         writes = self.purpose is Purpose.VALUES or view.memory in self._needed
         if not writes and not is_global and self.purpose is Purpose.RESULTS:
-            return self._watched_reads(stmt.value)
+            return self._expression_reads(stmt.value)
         if writes and is_copied_in_place(stmt):
             return self._read_only(stmt.value)  # TVM's reductions end so
         place = self._place(view, stmt.indices)
         value = self._expression(stmt.value) if writes else None
-        reads = None if writes else self._watched_reads(stmt.value)
+        reads = None if writes else self._expression_reads(stmt.value)
 
         def _run() -> None:
             if reads:
@@ -359,7 +359,7 @@ class KernelExecution(AsyncCopies):
         if self.purpose is Purpose.RESULTS:
             self._require_no_results(call)
         if self.purpose is not Purpose.VALUES:
-            return self._watched_call(call)
+            return self._call_accesses(call)
         make = getattr(self, f"_call_{name}", None)
         if make is None:
             raise UnsupportedOpError(f"no meaning for the call of {name}")

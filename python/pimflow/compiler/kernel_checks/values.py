@@ -35,7 +35,7 @@ class LaneValues(LaneMemory):
         """Whether accesses to a buffer are made although values are not computed."""
         return self.purpose is Purpose.BOUNDS or self._is_written(self._views[buffer])
 
-    def _watched_reads(self, expr: ir.Expr) -> Callable[[], None] | None:
+    def _expression_reads(self, expr: ir.Expr) -> Callable[[], None] | None:
         """What makes the watched reads of an expression, without its value; None if it has none."""
         loads = [load for load in nodes(expr, ir.TensorLoad) if self._is_watched(load.source)]
         if not loads:
@@ -51,10 +51,10 @@ class LaneValues(LaneMemory):
         if is_choice(expr):
             condition, *sides = choice_parts(expr)
             test = self._memoize([condition], self._expression(condition))
-            chosen = self._chosen_reads(test, *map(self._watched_reads, sides))
-            reads = [read for read in (self._watched_reads(condition), chosen) if read]
+            chosen = self._choice_reads(test, *map(self._expression_reads, sides))
+            reads = [read for read in (self._expression_reads(condition), chosen) if read]
         else:
-            reads = [read for part in operands(expr) if (read := self._watched_reads(part))]
+            reads = [read for part in operands(expr) if (read := self._expression_reads(part))]
             if isinstance(expr, ir.TensorLoad) and self._is_watched(expr.source):
                 place = self._place_of_load(expr)
                 reads.append(lambda: self._record(place(), False))
@@ -65,7 +65,7 @@ class LaneValues(LaneMemory):
 
         return _run
 
-    def _chosen_reads(
+    def _choice_reads(
         self, test: Expression, first: Callable[[], None] | None, second: Callable[[], None] | None
     ) -> Callable[[], None]:
         """The reads of the sides of a choice, each by the threads that take it."""
