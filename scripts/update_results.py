@@ -52,10 +52,11 @@ TABLES = {
     "devices-frugal": ("compare_devices.py", "frugal"),
     **{
         f"narrow-{name}": ("compare_published_narrow.py", name)
-        for name in ("lpddr5x", "registers", "phone", "groups", "p3")
+        for name in ("lpddr5x", "registers", "phone", "groups")
     },
     "narrow-caches": ("bench_caches.py",),
     "narrow-roundings": ("narrow_roundings.py",),
+    "narrow-p3": ("compare_published_narrow.py", "p3"),
     "taso-half": ("price_half_primitives.py",),
     "temco-memory": ("reproduce_temco.py", "--parts", "memory,equations,over-time"),
     "temco-times": ("reproduce_temco.py", "--parts", "times"),

@@ -117,7 +117,8 @@ def test_caches_stay_where_they_are(step_model, generation):
         SearchRequest.from_arguments(None, modes="gpu"),
         decoding.Lengths(attended=12, places=12),
     )
-    step = decoding.compile_step(step_model, question, lengths, Network.example_inputs, print)
+    request = decoding.StepRequest(step_model, question, lengths)
+    step = decoding.compile_step(request, Network.example_inputs, print)
     assert {state.name for state in step.states} == {
         name for name in step.input_types if name.startswith("past")
     }
