@@ -270,6 +270,7 @@ def test_explained(graph):
 REFUSED = {
     "two tokens": ({"tokens": 2, "mask": "causal"}, {}, "attention of 2 tokens"),
     "no PIM": ({}, {"pim_channels": 0}, "no PIM channels"),
+    "all channels": ({}, {"pim_channels": 32, "channel_sharing": "partitioned"}, "softmax between"),
     "the fork": ({}, {"timing": "ramulator-pimflow", "pim": "newton-gddr6"}, "no command that writes"),
 }
 
