@@ -270,7 +270,11 @@ def test_explained(graph):
 REFUSED = {
     "two tokens": ({"tokens": 2, "mask": "causal"}, {}, "attention of 2 tokens"),
     "no PIM": ({}, {"pim_channels": 0}, "no PIM channels"),
-    "all channels": ({}, {"pim_channels": 32, "channel_sharing": "partitioned"}, "softmax between"),
+    "all channels": (
+        {},
+        {"pim_channels": 32, "gpu": replace(SYSTEM.gpu, l2_bytes_per_channel=64)},
+        "cannot hold scores",
+    ),
     "the fork": ({}, {"timing": "ramulator-pimflow", "pim": "newton-gddr6"}, "no command that writes"),
 }
 

@@ -83,8 +83,6 @@ def unsupported_reason(generator: CandidateGenerator, region: Region) -> str:
             "may read them"
         )
     if not system.gpu_channels:
-        if not system.is_time_shared:
-            return "attention: PIM in all channels leaves the GPU none for the softmax between its products"
         scores = math.prod(attention.score_shape) * system.pim.result_lanes * RESULT_BYTES[system.dtype]
         if scores > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return (
