@@ -199,3 +199,21 @@ def test_c_code_of_an_extreme_begins_at_infinity():
     node = helper.make_node("ReduceMax", ["x"], ["y"], "high", keepdims=0)
     model = onnx_model([node], {"x": (1, 4096)}, {"y": None})
     assert pimflow.compile(model, target="c", conventions="none").verification.is_verified
+
+
+@pytest.mark.long
+def test_a_scale_that_a_prologue_reads_before_the_feature_map(tmp_path):
+    """A layer that is split by rows reads rows of the map, and all of the scale, which has none."""
+    nodes = [
+        helper.make_node("Sqrt", ["s"], ["scale"], "scale"),
+        helper.make_node("Exp", ["scale"], ["other"], "other"),
+        helper.make_node("Div", ["one", "scale"], ["inverse"], "inverse"),
+        helper.make_node("Mul", ["inverse", "x"], ["scaled"], "scaled"),
+        helper.make_node("Conv", ["scaled", "w"], ["y"], "conv", pads=[1] * 4),
+    ]
+    inputs, outputs = {"s": (1,), "x": (1, 32, 56, 56)}, {"y": None, "other": None}
+    model = onnx_model(nodes, inputs, outputs, [weight("w", 64, 32, 3, 3), weight("one", 1, value=1)])
+    onnx.save(model, tmp_path / "net.onnx")
+    compiled = pimflow.compile(tmp_path / "net.onnx", conventions="none")
+    conv = compiled.search_result.generator.graph.region("conv")
+    assert conv.inputs[0] == "scale" and compiled.report.to_json()["verified"]

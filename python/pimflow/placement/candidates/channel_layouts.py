@@ -34,9 +34,23 @@ def cut_tensors(generator: CandidateGenerator, candidates: Iterable[Candidate]) 
         rewrite = candidate.rewrite
         if isinstance(rewrite, SplitRewrite) and rewrite.axis == "rows":
             region = generator.graph.region(candidate.covers[0])
-            cut_rows[region.inputs[0]].add(rows_read(region, rewrite))
+            if operand := row_operand(generator, region):
+                cut_rows[operand].add(rows_read(region, rewrite))
             cut_rows[region.name].add(rewrite.split(region.layer).gpu)
     return cut_rows
+
+
+def row_operand(generator: CandidateGenerator, region: Region) -> str:
+    """The operand of which the parts of a layer that is split by rows read rows; empty if that is not known.
+
+    It is the first one, unless that has no rows, such as a scale that a prologue applies.
+    """
+    name = region.inputs[0]
+    if name not in generator.graph.readers:  # an input of the network
+        return name
+    dims = generator.graph.region(name).output_shape
+    is_map = len(dims) > 1 and (dims[1] > 1 or region.layer.rows.extent == 1)
+    return name if is_map else ""
 
 
 def rows_read(region: Region, rewrite: LayerRewrite) -> int:

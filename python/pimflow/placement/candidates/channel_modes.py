@@ -50,6 +50,7 @@ from pimflow.placement.candidates.channel_layouts import (
     ChannelLayouts,
     cut_tensors,
     from_row,
+    row_operand,
     rows_read,
     with_placements,
     with_reader,
@@ -297,7 +298,7 @@ class ChannelVariants(ChannelLayouts):
         """Where a tensor must lie that a PIM candidate reads which brings its first operand to the L2."""
         assert isinstance(variant.rewrite, PimRewrite | SplitRewrite)
         region = self.generator.graph.region(variant.covers[0])
-        if name != region.inputs[0]:
+        if name != row_operand(self.generator, region):
             return IN_GPU_CHANNELS
         return from_row(rows_read(region, variant.rewrite))
 
