@@ -111,8 +111,9 @@ def test_products_in_8_bits():
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
-def test_a_layer_behind_an_8_bit_layer():
-    """Its sizes are known once the first is unrolled: shape inference does not know that operator."""
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_a_layer_behind_an_8_bit_layer(reshaped):
+    """Its sizes are known once the first is unrolled, also if they are computed from the first's shape."""
     random = np.random.default_rng(1)
     shared = {name: np.float32([0.01]) for name in ("ws", "rs")} | {z: np.int8([0]) for z in ("wz", "rz")}
     weights = {
@@ -124,8 +125,14 @@ def test_a_layer_behind_an_8_bit_layer():
         operands = [x, f"w{index}", f"r{index}", *[""] * 5, "ws", "wz", "rs", "rz"]
         attributes = {"domain": "com.microsoft", "hidden_size": HIDDEN}
         nodes.append(helper.make_node("DynamicQuantizeLSTM", operands, [y], y, **attributes))
-        nodes.append(helper.make_node("Squeeze", [y, "one"], ["b" if index == 0 else "y"]))
-    weights |= shared | {"one": np.array([1])}
+        result = "b" if index == 0 else "y"
+        if reshaped:
+            nodes.append(helper.make_node("Shape", [y], [f"{y} dims"]))
+            nodes.append(helper.make_node("Gather", [f"{y} dims", "places"], [f"{y} kept"]))
+            nodes.append(helper.make_node("Reshape", [y, f"{y} kept"], [result]))
+        else:
+            nodes.append(helper.make_node("Squeeze", [y, "one"], [result]))
+    weights |= shared | {"one": np.array([1]), "places": np.array([0, 2, 3])}
     model = onnx_model(nodes, {"x": (3, 1, WIDTH)}, {"y": (3, 1, HIDDEN)}, weights)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     model = zoo.load_model(model)

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import ConstantValues
+from pimflow.frontend.optimiser import optimise
 from pimflow.zoo.foreign.builder import NodeBuilder
 from pimflow.zoo.nodes import attributes
 
@@ -58,10 +59,10 @@ def unroll(model: onnx.ModelProto) -> onnx.ModelProto:
     while pending:  # the sizes behind a DynamicQuantizeLSTM are known once it is unrolled
         model = _unroll_known(model)
         before, pending = pending, sum(map(_is_recurrent, model.graph.node))
-        if pending:
-            model = onnx.shape_inference.infer_shapes(model)
-            if pending == before:
-                return _unroll_known(model, all_layers=True)
+        if pending == before:
+            return _unroll_known(model, all_layers=True)
+        if pending:  # a stack may reshape between its layers, to sizes that it computes from shapes
+            model = onnx.shape_inference.infer_shapes(optimise(model) or model)
     return model
 
 
