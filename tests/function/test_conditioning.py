@@ -518,3 +518,18 @@ def test_a_weight_is_rounded_when_it_is_needed():
     assert reached == sorted(reached) and len({*reached}) == 2
     of_weights = [n for n, later in zip(light.graph.node, reached) if not later and n.op_type == "Cast"]
     assert len(of_weights) >= 2 * len(ON_PIM)
+
+
+@pytest.mark.parametrize("off, step, is_right", [(3, 3, True), (4, 3, False), (1, 4, False), (2, 1, True)])
+def test_integers_are_off_as_often_and_as_far_as_in_runs_of_the_reference(off, step, is_right):
+    """Results of runs are moved by roundings too, which makes none of them another integer."""
+    expected = np.arange(1000, dtype=np.float32) % 120
+    run = expected * np.float32(1 - 1e-6)
+    run[500] += 3
+    result = expected.copy()
+    result[:off] += step
+    reference = OutputReference(
+        expected=[expected], perturbed=moving_reference([run]), rounded=frozenset({0})
+    )
+    (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [result])
+    assert check.matches == is_right and check.undecided == off * is_right
