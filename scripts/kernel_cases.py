@@ -163,17 +163,32 @@ def convolution_kernels(
     size: int, channels: tuple[int, int], dtype: str, window: int = 3, stride: int = 1, groups: int = 1
 ) -> PlainKernels:
     """A convolution of a square map, from channels[0] to channels[1], with its bias and activation."""
+    layer = _convolution(channels, window, stride, groups)
+    return _kernels(layer, (1, channels[0], size, size), dtype=dtype)
+
+
+def flat_convolution_kernels(size: int, channels: tuple[int, int], parts: int, dtype: str) -> PlainKernels:
+    """A convolution of a square map whose result is stored as `parts` rows, as in front of a product."""
+    layer = _convolution(channels, 3, 1, 1)
+    dims = (1, parts, channels[1] * size * size // parts)
+    return _kernels(lambda x: op.reshape(layer(x), dims), (1, channels[0], size, size), dtype=dtype)
+
+
+def _convolution(
+    channels: tuple[int, int], window: int, stride: int, groups: int
+) -> Callable[[relax.Expr], relax.Expr]:
+    """A convolution with its bias and activation, in the layout of ONNX."""
     inputs, filters = channels
     rng = np.random.default_rng(0)
     weights = relax.const(rng.uniform(-1, 1, (filters, inputs // groups, window, window)).astype("float32"))
     bias = relax.const(rng.uniform(-1, 1, (1, filters, 1, 1)).astype("float32"))
 
     def compute(x: relax.Expr) -> relax.Expr:
-        """The layer in the layout of ONNX."""
+        """The layer."""
         y = op.nn.conv2d(x, weights, strides=stride, padding=window // 2, groups=groups)
         return op.nn.relu(op.add(y, bias))
 
-    return _kernels(compute, (1, inputs, size, size), dtype=dtype)
+    return compute
 
 
 def reduction_kernels(rows: int, columns: int, dtype: str) -> PlainKernels:

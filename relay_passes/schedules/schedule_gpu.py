@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 from math import prod
 
@@ -16,7 +17,7 @@ from tvm.s_tir.dlight.gpu.matmul import (
     auto_inline_producers,
     detect_iter_traits,
 )
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
@@ -100,12 +101,14 @@ class ScheduleGpu:
 
 
 class PlainProducts(GPUScheduleRule):
-    """DLight's rule for products on scalar units, but for batches with an epilogue.
+    """DLight's rule for products on scalar units, but for some with an epilogue.
 
-    DLight pads the rows of each product. If an epilogue fuses batch and rows (heads of attention), only the
-    fused axis keeps its bound, and padded rows of one product are stored over those of the next: a race of
-    blocks.
+    DLight pads the rows and columns of each product. If an epilogue fuses some of batch, rows and columns
+    (heads of attention, a map that is flattened), only the fused axis keeps its bound, and padded rows are
+    stored over those of others: a race of threads and blocks.
     """
+
+    TILE = (32, 64)  # rows and columns, to whose multiples DLight pads
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """The schedule of a product; None for other kernels."""
@@ -114,9 +117,29 @@ class PlainProducts(GPUScheduleRule):
         if main is not None and sch.get_consumers(main):
             traits = detect_iter_traits(sch.get(main))
             batch = [int(t.extent) for t in traits[3] if t.kind == IterKind.kIter_S] if traits else []
-            if prod(batch) > 1:
+            if prod(batch) > 1 or (_fuses_axes(sch, main) and self._is_padded(sch.get(main))):
                 return None
         return dl.gpu.Matmul().apply(func, target, tunable)
+
+    def _is_padded(self, block: s_tir.SBlock) -> bool:
+        """Whether the rows or the columns of a product do not fill tiles; columns are its last axis."""
+        *rows, columns = (
+            int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type != tirx.IterVar.CommReduce
+        )
+        return bool(prod(rows) % self.TILE[0] or columns % self.TILE[1])
+
+
+def _fuses_axes(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether what follows a block has an axis that runs over several axes of what it reads."""
+    pending = [*sch.get_consumers(block)]
+    while pending:
+        consumer = pending.pop()
+        for region in sch.get(consumer).reads:
+            uses = Counter(variable for part in region.region for variable in variables(part.min))
+            if any(count > 1 for count in uses.values()):
+                return True
+        pending += sch.get_consumers(consumer)
+    return False
 
 
 class Depthwise(GPUScheduleRule):

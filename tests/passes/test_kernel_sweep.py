@@ -5,7 +5,7 @@
 
 import kernel_cases
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from length import examples
 
@@ -78,3 +78,12 @@ def test_any_attention(heads, context, dtype):
 def test_cases_of_odd_extents_can_be_made(kind):
     case = next(case for case in kernel_cases.cases() if case.name.startswith(kind))
     assert case.part == "odd extents" and case.make().functions()
+
+
+@pytest.mark.long
+@settings(max_examples=examples(12))
+@given(st.integers(1, 9), EXTENTS, st.sampled_from([1, 3, 16, 21]), st.sampled_from([1, 2, 4]), DTYPES)
+@example(3, 16, 81, 4, "fp32")
+def test_any_convolution_whose_result_is_flattened(size, channels, filters, parts, dtype):
+    """In fp32, padded rows were stored over those of the next channels, as in ssd-resnet50 and yolov1."""
+    require(kernel_cases.flat_convolution_kernels(size, (channels, filters * parts), filters, dtype))
