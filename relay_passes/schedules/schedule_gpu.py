@@ -114,6 +114,9 @@ class PlainProducts(GPUScheduleRule):
         """The schedule of a product; None for other kernels."""
         sch = s_tir.Schedule(func)
         main = reduction(sch, operands=2)
+        # DLight's rule for tensor cores of integers pipelines a fragment that TVM then cannot lower.
+        if main is not None and any("int" in str(read.source.dtype) for read in sch.get(main).reads):
+            return None
         if main is not None and sch.get_consumers(main):
             traits = detect_iter_traits(sch.get(main))
             batch = [int(t.extent) for t in traits[3] if t.kind == IterKind.kIter_S] if traits else []

@@ -4,10 +4,13 @@
 """
 
 import kernel_cases
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from length import examples
+from onnx import TensorProto, helper
+from onnx_models import onnx_model
 
 from pimflow.compiler.kernel_checks.check import check_kernels
 
@@ -87,3 +90,13 @@ def test_cases_of_odd_extents_can_be_made(kind):
 def test_any_convolution_whose_result_is_flattened(size, channels, filters, parts, dtype):
     """In fp32, padded rows were stored over those of the next channels, as in ssd-resnet50 and yolov1."""
     require(kernel_cases.flat_convolution_kernels(size, (channels, filters * parts), filters, dtype))
+
+
+@pytest.mark.long
+def test_a_convolution_of_integers_has_a_schedule():
+    """DLight's tensor cores of integers ended in an internal error of TVM."""
+    node = helper.make_node("ConvInteger", ["x", "w"], ["y"], "conv", pads=[1] * 4)
+    weights = {"w": np.ones((128, 64, 3, 3), np.int8)}
+    inputs, outputs = {"x": (TensorProto.INT8, (1, 64, 9, 9))}, {"y": (TensorProto.INT32, None)}
+    model = onnx_model([node], inputs, outputs, weights)
+    assert kernel_cases.network_kernels(model, "fp16").schedule()
