@@ -10,8 +10,11 @@ from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
     bar_names,
+    category,
     chart,
+    layer,
     legend_at_top,
+    number,
     tooltip,
     zoom_parameter,
 )
@@ -113,15 +116,15 @@ def timeline(
         }
         for bar in bars
     ]
-    y: Chart = {"field": "row", "type": "nominal", "sort": rows, "title": None}
-    y["axis"] = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
+    axis = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
+    y = category("row", sort=rows, title=None, axis=axis)
     tasks = _task_layer(y, max([latency_us, *(bar.end_us for bar in bars)]))
     match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
     if is_searchable:
         kinds = [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)]
         tasks["encoding"]["color"]["legend"] = {**legend_at_top(), "values": kinds}
         tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
-    where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
+    where: Chart = {"x": number("middle"), "y": y}
     names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
     parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
     heading: Chart = {"title": title} if title else {}
@@ -132,29 +135,25 @@ def timeline(
 
 def _task_layer(y: Chart, end_us: float) -> Chart:
     """The bars of the timeline, from 0 to `end_us`, in the rows of `y`."""
-    x: Chart = {"field": "begin", "type": "quantitative", "title": "time, us"}
-    x["scale"] = {"domain": [0, end_us], "nice": False}
     colour_scale = {"domain": list(COLOURS), "range": list(COLOURS.values())}
-    return {
-        "params": [zoom_parameter("x")],
-        "mark": {
+    bars = layer(
+        {
             "type": "bar",
             "stroke": BAR_TEXT_COLOUR,
             "strokeWidth": 0.4,
             "clip": True,
             "height": {"band": 0.86},
         },
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": y,
-            "color": {"field": "kind", "type": "nominal", "scale": colour_scale, "legend": None},
-            "tooltip": tooltip(
-                ("name", "task"),
-                ("layers", "layers"),
-                ("begin", "from, us", ".3f"),
-                ("end", "to, us", ".3f"),
-                ("length", "takes, us", ".3f"),
-            ),
-        },
-    }
+        x=number("begin", title="time, us", scale={"domain": [0, end_us], "nice": False}),
+        x2={"field": "end"},
+        y=y,
+        color=category("kind", scale=colour_scale, legend=None),
+        tooltip=tooltip(
+            ("name", "task"),
+            ("layers", "layers"),
+            ("begin", "from, us", ".3f"),
+            ("end", "to, us", ".3f"),
+            ("length", "takes, us", ".3f"),
+        ),
+    )
+    return {"params": [zoom_parameter("x")], **bars}
