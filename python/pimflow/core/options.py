@@ -12,9 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pimflow.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Called with the name of an option and a value: returns the value that is kept, or raises `UsageError`.
 Check = Callable[[str, Any], Any]
@@ -121,6 +124,11 @@ class OptionSet:
 
     def __init_subclass__(cls, group: str = "") -> None:
         cls._group = group or cls._group
+
+    @classmethod
+    def pop_from(cls, keywords: dict[str, Any]) -> Self:
+        """From keywords, without its own of which these are left."""
+        return cls(**{name: keywords.pop(name) for name in field_names(cls) if name in keywords})
 
     def __post_init__(self) -> None:
         cls: type = type(self)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pimflow.core.candidate import Resource
+from pimflow.core.candidate import RESOURCES, Resource
 from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
@@ -47,38 +48,56 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChartTask:
+class TracedTask:
     """A task on the timeline.
 
     Attributes
     ----------
-    also : sequence of str
-        Other resources that it occupies.
-    is_baseline : bool
-        Whether it is of the baseline, which has a row of its own.
+    regions : tuple of str
+        Regions that it is part of.
+    launched : int
+        Number of kernels or PIM programs that it launches.
+    also : tuple of Resource
+        Other resources that it occupies after its launch (`core.candidate.Task`).
     """
 
-    resource: Resource
     name: str
-    layers: Sequence[str]
-    begin_us: float
-    end_us: float
-    also: Sequence[Resource] = ()
-    is_baseline: bool = False
+    resource: Resource
+    start_us: float
+    duration_us: float
+    regions: tuple[str, ...]
+    launched: int
+    also: tuple[Resource, ...] = ()
 
-    def bars(self) -> list[Bar]:
-        """The bars of the task, in the rows of its resource and of the others that it occupies."""
-        rows = (
-            [GPU_ONLY] if self.is_baseline else [ROWS[resource] for resource in (self.resource, *self.also)]
+    @property
+    def end_us(self) -> float:
+        """The time at which it ends."""
+        return self.start_us + self.duration_us
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> TracedTask:
+        """From an event of ``timeline.json``; raises as a dictionary for one of another form."""
+        return cls(
+            name=event["name"],
+            resource=RESOURCES[event["tid"]],
+            start_us=event["ts"],
+            duration_us=event["dur"],
+            regions=tuple(event["args"]["regions"]),
+            launched=int(event["args"]["launched"]),
+            also=tuple(event["args"].get("also", ())),
         )
+
+    def bars(self, *, is_baseline: bool = False) -> list[Bar]:
+        """The bars of the task: in the rows of its resources, or in that of the baseline."""
+        rows = [GPU_ONLY] if is_baseline else [ROWS[resource] for resource in (self.resource, *self.also)]
         return [
             Bar(
                 row=row,
-                kind="baseline" if self.is_baseline else self.resource,
+                kind="baseline" if is_baseline else self.resource,
                 name=self.name,
-                layers=", ".join(self.layers),
-                layer_names=tuple(self.layers),
-                begin_us=self.begin_us,
+                layers=", ".join(self.regions),
+                layer_names=self.regions,
+                begin_us=self.start_us,
                 end_us=self.end_us,
             )
             for row in rows
