@@ -67,13 +67,10 @@ def variant_fields(
         fields["embedding_scale"] = math.sqrt(hidden)
     if kind in ("gemma2", "gemma3_text"):
         fields["score_scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
-        caps = (50.0, 30.0) if kind == "gemma2" else (0.0, 0.0)
-        for name, cap in zip(("score_softcap", "logit_softcap"), caps):
-            key = {"score_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}[
-                name
-            ]
-            given = config.value(key, float, 0.0 if key in config.tree else cap)
-            fields[name] = given
+        for name, key, cap in (("score", "attn_logit", 50.0), ("logit", "final_logit", 30.0)):
+            key = f"{key}_softcapping"
+            default = cap if kind == "gemma2" and key not in config.tree else 0.0
+            fields[f"{name}_softcap"] = config.value(key, float, default)
     if kind == "gpt_neox":
         fields["parallel"] = config.value("use_parallel_residual", bool, True)
     if kind == "falcon":
