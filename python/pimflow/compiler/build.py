@@ -177,9 +177,7 @@ def find_packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> P
 
 
 def apply_search_result(
-    mod: tvm.IRModule,
-    search_result: SearchResult,
-    primitives: LayerPrimitives | None = None,
+    mod: tvm.IRModule, search_result: SearchResult, primitives: LayerPrimitives | None = None
 ) -> tvm.IRModule:
     """Apply a plan to `mod`, with its primitives, or with `primitives` instead."""
     rewrites = phases.PlanRewrites.from_search(search_result)

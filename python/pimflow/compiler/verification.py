@@ -242,10 +242,7 @@ def verify(
         Bound on the error of every output, instead of that of `conditioning`.
     """
     reference = OutputReference(
-        expected=expected,
-        perturbed=network.perturbed,
-        tolerance=tolerance,
-        rounded=network.rounded_outputs,
+        expected=expected, perturbed=network.perturbed, tolerance=tolerance, rounded=network.rounded_outputs
     )
     return observe(network, built, system, inputs).verify_outputs(reference)
 

@@ -74,10 +74,7 @@ def pool_view(
     )
     boxes = _boxes(max((end for _, _, end, _, _ in rectangles), default=1))
     labels = bar_names("label", "begin", "end", label_position, has_room)
-    return {
-        "data": {"values": rows},
-        "layer": [boxes, labels, {"data": {"values": bound_rows}, **bounds}],
-    }
+    return {"data": {"values": rows}, "layer": [boxes, labels, {"data": {"values": bound_rows}, **bounds}]}
 
 
 def _rectangle_rows(rectangles: Sequence[tuple[str, int, int, int, int]]) -> list[dict[str, object]]:

@@ -14,13 +14,7 @@ from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import (
-    Budgets,
-    SelectionProblem,
-    SelectionResult,
-    Sums,
-    is_guess,
-)
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums, is_guess
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     Device,
@@ -211,10 +205,7 @@ def summary(selection: Selection) -> SelectionReport:
     """The report that ``pimflow select --json`` prints."""
     problem, sums, choice = selection.problem, selection.selected.sums, selection.selected.choice
     others = problem.layout_choices(choice)
-    time_sources = {
-        False: "measured",
-        True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted",
-    }
+    time_sources = {False: "measured", True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted"}
     return SelectionReport(
         network=problem.graph.name,
         status="optimal" if selection.selected.gap <= 10 * RELATIVE_GAP else "time limit",

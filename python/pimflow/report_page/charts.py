@@ -236,9 +236,7 @@ def shares_chart(
         x=x,
         y=y,
         color=number(
-            "share",
-            scale={"domain": [0, 1], "scheme": "blues"},
-            legend=None if has_few_columns else legend,
+            "share", scale={"domain": [0, 1], "scheme": "blues"}, legend=None if has_few_columns else legend
         ),
         tooltip=tooltip(("row", "program"), ("column", title), ("share", "share", ".1%"), ("more", "more")),
     )

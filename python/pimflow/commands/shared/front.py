@@ -109,10 +109,7 @@ def _figure(points: Sequence[ParetoPoint], title: str) -> Chart:
         ("pool", "pool, MB", ".3f"),
         ("weights", "weights, MB", ".3f"),
     )
-    panels = [
-        _panel("energy", "energy, mJ", "pool", fields),
-        _panel("pool", "pool, MB", "energy", fields),
-    ]
+    panels = [_panel("energy", "energy, mJ", "pool", fields), _panel("pool", "pool, MB", "energy", fields)]
     return chart(
         title=title, data={"values": rows}, hconcat=panels, resolve={"scale": {"size": "independent"}}
     )

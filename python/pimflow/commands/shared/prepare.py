@@ -341,10 +341,7 @@ class MinimumPools:
 
 
 def reduce_skips(
-    network: Network,
-    change: DecomposedNetwork | None,
-    options: NetworkOptions,
-    pools: MinimumPools,
+    network: Network, change: DecomposedNetwork | None, options: NetworkOptions, pools: MinimumPools
 ) -> SkipOptimisation | None:
     """Optimise the skip connections of `network`, which `change` decomposed; None if not requested."""
     if options.optimize_skips is None:
