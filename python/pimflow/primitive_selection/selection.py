@@ -232,7 +232,10 @@ def summary(selection: Selection) -> SelectionReport:
         ),
         transforms=tuple(sums.transforms),
         greedy_time_ns=selection.greedy and selection.greedy.time_ns,
-        baselines={name: _baseline(entry) for name, entry in selection.baselines.items()},
+        baselines={
+            name: Baseline(**vars(_figures(sums)), substituted=sums.substituted)
+            for name, sums in selection.baselines.items()
+        },
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
         device=selection.device.name,
@@ -266,10 +269,6 @@ def _figures(sums: Sums) -> Figures:
         workspace_bytes=sums.workspace_bytes,
         guessed_ns=sums.guessed_ns,
     )
-
-
-def _baseline(sums: Sums) -> Baseline:
-    return Baseline(**vars(_figures(sums)), substituted=sums.substituted)
 
 
 def _front_point(point: Point) -> SelectionFrontPoint:

@@ -107,7 +107,8 @@ def bar_groups(
     offset = category(series, sort=names)
     colours = ["#8a939d", "#ee7733", "#4477aa", "#228833", "#aa3377", "#227c92", "#8a6d1d", "#6a4c93"]
     colour_scale = {"domain": names, "range": colours[: len(names)]}
-    scale = {"domainMin": 0, "domainMax": _axis_end([float(str(row[value])) for row in values])}
+    longest = max((float(str(row[value])) for row in values), default=1.0)
+    scale = {"domainMin": 0, "domainMax": longest * 1.3}  # with room for the figure at the end of the bar
     bars = layer(
         {"type": "bar"},
         y=y,
@@ -212,11 +213,6 @@ def front(points: Sequence[Mapping[str, object]]) -> Chart:
         ),
     )
     return chart(width=WIDTH, height=260, data={"values": list(points)}, **dots)
-
-
-def _axis_end(values: Sequence[float]) -> float:
-    """The end of an axis, with room for the figure at the end of the longest bar."""
-    return max(values, default=1.0) * 1.3
 
 
 def shares_chart(

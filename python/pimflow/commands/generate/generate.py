@@ -462,7 +462,7 @@ def _model_costs(
     """
     device = StepCosts.from_search(block, model.layers, shared_regions(block.graph)) + output
     link_ns = job.group.link_ns(model, rows, ELEMENT_BYTES[job.search_request.system.dtype])
-    busy = job.group.busy_devices
+    busy = job.group.count if job.group.parallel == TENSOR else 1  # devices that work at a time
     return StepCosts(
         ns=device.ns + link_ns,
         ns_gpu_only=device.ns_gpu_only + link_ns,
@@ -490,11 +490,6 @@ def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
-
-
-def _devices_text(group: DeviceGroup) -> str | None:
-    """How several devices share a model; None for one."""
-    return f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None
 
 
 def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
@@ -537,7 +532,7 @@ def _report(
     job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Any
 ) -> Generation:
     """The report: `figures` are fields of it, and others follow from the times."""
-    language, system = job.language, job.search_request.system
+    language, system, group = job.language, job.search_request.system, job.group
     first: Completion = figures["requests"][0]
     mean = cost_model.mean
     return Generation(
@@ -565,7 +560,7 @@ def _report(
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
         room_bytes=_room_bytes(system),
-        devices=_devices_text(job.group),
+        devices=f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None,
         verified=True,  # else an error was raised
         **figures,
     )

@@ -53,9 +53,8 @@ def _pim(run: PimRun, stem: str, system: System) -> ProgramTrace:
 
 
 def _aim(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    return ProgramTrace(
-        run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program)
-    )
+    files = {f"{stem}.aim": aim_isr.export(run.program)}
+    return ProgramTrace(run=run, files=files, total=_commands(run.program))
 
 
 def _ramulator2(run: PimRun, stem: str, system: System) -> ProgramTrace:

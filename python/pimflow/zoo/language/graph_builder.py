@@ -19,11 +19,6 @@ _LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
 
 
-def largest_integer(kind: str) -> float:
-    """The largest of the integers of a type, and the magnitude of the least."""
-    return float((1 << (WEIGHT_TYPES[kind].bits - 1)) - 1)
-
-
 def past_name(layer: int, part: str) -> str:
     """Name of the input with the cached keys or values of a layer; `part` is ``key`` or ``value``.
 
@@ -117,7 +112,7 @@ class GraphBuilder:
         result, scale = f"{source}.integers", f"{source}.token_scale"
         if any(result in node.output for node in self.nodes):
             return result, scale
-        largest = largest_integer(kind)
+        largest = float((1 << (WEIGHT_TYPES[kind].bits - 1)) - 1)  # and the magnitude of the least
         magnitude = self.node("Abs", f"{source}.magnitude", [source])
         peak = self.node("ReduceMax", f"{source}.peak", [magnitude], axes=[-1], keepdims=1)
         peak = self.node("Max", f"{source}.bounded", [peak, self.constant("least_peak", LEAST_PEAK)])
@@ -247,10 +242,6 @@ class GraphBuilder:
         shape = [self.batch, self.tokens, count, self.decoder.head_size]
         split = self.node("Reshape", f"{name}.split", [source, self.integers(f"{count}_heads", shape)])
         return self.node("Transpose", f"{name}.heads", [split], perm=[0, 2, 1, 3])
-
-    def product_without_bias(self, name: str, source: str) -> str:
-        """A product with a weight, without its bias."""
-        return self.node("MatMul", name, [source, self.weight(f"{name}.weight")])
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
         """The ONNX model; `outputs` has, by name, the node whose result an output is, and its shape."""
