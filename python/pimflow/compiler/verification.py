@@ -233,7 +233,6 @@ def verify(
     ----------
     network : Network
         Gives the filters, and the reference with random roundings.
-    built : Build
     inputs : mapping of str to ndarray
         In the network's order and dtypes.
     expected : sequence of ndarray

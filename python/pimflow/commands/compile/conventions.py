@@ -114,7 +114,6 @@ class ConventionSearch:
 
     Attributes
     ----------
-    search_result : SearchResult
     plan : Plan, optional
         Plan to apply under every convention, in place of searches.
     copies_graph : RegionGraph

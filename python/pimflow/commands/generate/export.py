@@ -35,7 +35,6 @@ class AttentionRow:
         Heads on this device.
     channels : int
         PIM channels that it has.
-    ns : float
     source : str
         How the time was made.
     """

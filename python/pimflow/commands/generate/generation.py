@@ -188,7 +188,6 @@ class Completion:
 
     Attributes
     ----------
-    prompt_tokens : int
     tokens : tuple of int or None
         New tokens; None of a model without weights.
     text : str or None

@@ -50,7 +50,6 @@ class NetworkMemory:
     liveness : Liveness
         Lifetimes of the tensors that the plan places: those that the network computes and, if the system
         streams them, weights. Inputs and resident weights lie elsewhere.
-    plan : MemoryPlan
     weights : str
         One of `hardware.systems.WEIGHTS`: whether the plan has weights.
     kernels, inputs, input_bytes : int

@@ -42,7 +42,6 @@ class Inference:
     ----------
     target : str
         Target of the build that ran.
-    outputs : list of ndarray
     names : tuple of str
         Names of the outputs; their numbers if the model has no names for them.
     compiler : str

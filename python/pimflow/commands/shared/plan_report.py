@@ -57,7 +57,6 @@ class Estimate:
 
     Attributes
     ----------
-    objective, solver : str
     modes : tuple of str
         Modes that regions may have, in lower case.
     pins : dict of str to str

@@ -23,7 +23,6 @@ class ProgramTrace:
 
     Attributes
     ----------
-    run : PimRun
     files : dict of str to Chunks
         By path, chunks of text, each with the part of `total` that it has.
     total : int

@@ -163,7 +163,6 @@ class ModelType:
         that ``pattern`` or the key ``layer_types`` says.
     unturned_period : int
         n if each n-th layer rotates nothing unless the configuration says which layers do; else 0.
-    has_experts : bool
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the configuration says it.
     joins_experts : bool
