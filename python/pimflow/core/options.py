@@ -171,6 +171,22 @@ def type_check(expected: str, *kinds: type) -> Check:
     return check
 
 
+def mapping_check(expected: str, check_item: Check) -> Check:
+    """The check that a value is a mapping with texts as keys, or None, which stands for an empty one too.
+
+    `check_item` is called with the name and the value of an item, and returns the value that is kept.
+    """
+
+    def check(name: str, mapping: Any) -> Any:
+        """Return the mapping, or raise `UsageError`."""
+        require_type(name, mapping, (Mapping, type(None)), expected)
+        for key in mapping or ():
+            require_type(name, key, (str,), expected)
+        return {key: check_item(key, value) for key, value in (mapping or {}).items()} or None
+
+    return check
+
+
 def _name_check(names: tuple[str, ...]) -> Check:
     def check(name: str, value: Any) -> Any:
         """Return the value, or raise `UsageError`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -43,10 +43,6 @@ class InternalMemory:
     weight_bytes_original: int
     flops: int
     flops_original: int
-
-    def summary(self) -> dict[str, int | None]:
-        """All fields as a dict."""
-        return asdict(self)
 
 
 def uncompiled_memory(

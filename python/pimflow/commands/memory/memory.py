@@ -20,7 +20,7 @@ from pimflow.compiler.interface import Interface
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import data_frame
-from pimflow.core.json_form import Json, json_form
+from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.core.liveness import Liveness
 from pimflow.core.options import split_keywords
 from pimflow.decomposition.network import DecomposedNetwork, require_all
@@ -103,23 +103,17 @@ class NetworkMemory:
 
     def to_json(self) -> dict[str, Json]:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
+        figures = [
+            *("weights", "kernels", "inputs", "input_bytes", "tvm_pool_bytes", "eager_bytes"),
+            *("lazy_peak_bytes", "eager_allocations", "lazy_groups", "overwritten", "copies"),
+        ]
         return {
             **self.plan.to_json(),
-            "weights": self.weights,
-            "kernels": self.kernels,
-            "inputs": self.inputs,
-            "input_bytes": self.input_bytes,
-            "tvm_pool_bytes": self.tvm_pool_bytes,
-            "eager_bytes": self.eager_bytes,
-            "lazy_peak_bytes": self.lazy_peak_bytes,
-            "eager_allocations": self.eager_allocations,
-            "lazy_groups": self.lazy_groups,
-            "overwritten": self.overwritten,
-            "copies": json_form(self.copies),
-            "order": json_form(self.order.summary()) if self.order else None,
+            **{name: json_form(getattr(self, name)) for name in figures},
+            "order": json_form(self.order and self.order.summary()),
             "decomposition": json_form(self.decomposition),
-            "skips": json_form(self.skips.summary()) if self.skips else None,
-            **self.internal.summary(),
+            "skips": json_form(self.skips and self.skips.summary()),
+            **fields_form(self.internal),
             "fused": json_form(self.fused),
         }
 
