@@ -95,18 +95,23 @@ def _maps(page: Page, rows: Sequence[SweepRow], names: Sequence[str]) -> Iterato
     yield '<p class="note">The best speed-up over all other settings.</p>'
     pairs = list(itertools.combinations(names, 2))
     for place, (first, second) in enumerate(pairs[:MAX_MAPS]):
-        best: dict[tuple[str, str, str], float] = {}
-        for row in rows:
-            if row.figures:
-                key = (row.model, str(row.settings[first]), str(row.settings[second]))
-                best[key] = max(row.figures.speedup, best.get(key, 0.0))
         values = [
-            {"model": model, "x": x, "y": y, "speedup": round(speedup, 4)}
-            for (model, x, y), speedup in best.items()
+            {"model": model, "x": x, "y": y, "speedup": speedup}
+            for (model, x, y), speedup in _best_speedups(rows, first, second).items()
         ]
         yield page.chart(f"map-{place}", _heat_map(values, first, second))
     if len(pairs) > MAX_MAPS:
         yield f'<p class="note">{len(pairs) - MAX_MAPS} more pairs are in the table of points.</p>'
+
+
+def _best_speedups(rows: Sequence[SweepRow], *names: str) -> dict[tuple[str, ...], float]:
+    """The best speed-up by network and values of some settings, over all others."""
+    best: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        if row.figures:
+            key = (row.model, *(str(row.settings[name]) for name in names))
+            best[key] = max(round(row.figures.speedup, 4), best.get(key, 0.0))
+    return best
 
 
 def _heat_map(values: Sequence[Chart], first: str, second: str) -> Chart:
@@ -127,12 +132,8 @@ def _heat_map(values: Sequence[Chart], first: str, second: str) -> Chart:
 def _curves(page: Page, rows: Sequence[SweepRow], names: Sequence[str]) -> Iterator[str]:
     yield '<p class="note">The best speed-up at each value of a setting, over all others.</p>'
     for place, name in enumerate(names):
-        best: dict[tuple[str, str], float] = {}
-        for row in rows:
-            if row.figures:
-                key = (row.model, str(row.settings[name]))
-                best[key] = max(row.figures.speedup, best.get(key, 0.0))
-        values = [{"model": m, "x": x, "speedup": round(s, 4)} for (m, x), s in best.items()]
+        speedups = _best_speedups(rows, name)
+        values = [{"model": model, "x": x, "speedup": speedup} for (model, x), speedup in speedups.items()]
         lines = layer(
             {"type": "line", "point": True, "tooltip": True},
             x=category("x", sort=None, title=name, axis={"labelAngle": 0}),
