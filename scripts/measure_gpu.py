@@ -17,10 +17,10 @@ from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, KernelMeasu
 from pimflow.core.region import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
-from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.learned_model import Learned, residual_path
 from pimflow.simulators.gpu.model import SIZES, KernelRequest
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 from pimflow.simulators.profiler import Analytic, GpuProfiler
 
 TIMES = [field.name for field in dataclasses.fields(KernelMeasurement)]

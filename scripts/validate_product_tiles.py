@@ -25,10 +25,10 @@ from pimflow import frontend
 from pimflow.core.blocks import KernelLimits
 from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
-from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.schedules.product_tiles import BlockTile, ProductShape, fastest_tile, product_ns
 from pimflow.simulators.gpu.model import SIZES
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 
 DATA = Path(__file__).parents[1] / "tests/gpu_model/data/h200_measured.csv"
 START_NS = 600.0  # where the fit begins

@@ -104,6 +104,7 @@ WITHOUT_TVM = (
     *("pim_backend.programs", "compiler.artifact", "compiler.interface", "tvm_extension.install"),
     *("commands.main", "commands.command_line", "commands.parser"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
+    *("decomposition.alternatives", "decomposition.alternative_search"),
     *("decomposition.report", "primitive_selection.problem"),
     *("primitive_selection.options", "primitive_selection.report", "compiler.c_report"),
     *(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pimflow.core.attention import Attention
-from pimflow.errors import UnsupportedOpError
+from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
 from pimflow.weight_types import plain_type
 
 Layout = TypeVar("Layout", bound=CacheLayout)
+ProductLayout = KeyLayout | ValueLayout
+KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 
 
 def cache_device(pim: PimSpec, attention: Attention, dtype: str) -> PimSpec:
@@ -59,7 +62,7 @@ class ProductSchedule:
             lanes=self.lanes,
         )
 
-    def attention_product(self, layout: KeyLayout | ValueLayout, tokens: int) -> programs.AttentionProduct:
+    def attention_product(self, layout: ProductLayout, tokens: int) -> programs.AttentionProduct:
         """``Q K^T`` or ``S V`` over the first `tokens` tokens of keys or values in `layout`."""
         if isinstance(layout, KeyLayout):
             return programs.scores(layout, tokens, self.order)
@@ -154,3 +157,58 @@ class CacheSchedule:
             values=product_schedule(*groups[4:8]),
             parts=int(groups[8] or 1),
         )
+
+
+def all_schedules(
+    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
+) -> list[tuple[ProductSchedule, ProductLayout]]:
+    """All schedules of a product of `attention`, each with the layout of its cache.
+
+    Raises
+    ------
+    UnsupportedOpError, InfeasibleError
+        If no layout is possible; see `CacheLayout.check_fit`.
+    """
+    alternatives, unsupported_layouts = [], []
+    for spread in _divisors(channels):
+        for lanes in _lanes(cache_device(pim, attention, dtype), dtype):
+            default_schedule = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
+            layout = product_layout(product, default_schedule, attention, pim, dtype, channels)
+            try:
+                layout.check_fit()
+            except (UnsupportedOpError, InfeasibleError):
+                unsupported_layouts.append(layout)
+                continue
+            alternatives += [(schedule, layout) for schedule in _orders(default_schedule, layout)]
+    if not alternatives:
+        unsupported_layouts[0].check_fit()  # raises the reason
+    return alternatives
+
+
+def product_layout(
+    product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
+) -> ProductLayout:
+    """The layout of the cache of a product, `KEYS` or `VALUES`, by a schedule."""
+    if product == KEYS:
+        return schedule.layout(KeyLayout, attention, pim, dtype, channels)
+    return schedule.layout(ValueLayout, attention, pim, dtype, channels)
+
+
+def _orders(default_schedule: ProductSchedule, layout: ProductLayout) -> Iterator[ProductSchedule]:
+    """The orders that differ: with one vector for each matrix, all orders are the same."""
+    shared = layout.attention.group > 1
+    yield from (
+        replace(default_schedule, order=order)
+        for order in (programs.ORDERS if shared else programs.ORDERS[:1])
+    )
+    if isinstance(layout, ValueLayout) and programs.can_accumulate(layout):
+        yield replace(default_schedule, accumulate=True)
+
+
+def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:
+    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
+
+
+def _divisors(channels: int) -> list[int]:
+    """Divisors of `channels`, the largest first: with all channels on each matrix, any layout is possible."""
+    return [spread for spread in range(channels, 0, -1) if channels % spread == 0]

@@ -25,9 +25,9 @@ from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, ProductLayout, all_schedules
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, Layout, all_schedules
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
@@ -73,7 +73,7 @@ class TimedProduct:
         Cycles in which the multipliers of the busiest channel work.
     """
 
-    layout: Layout
+    layout: ProductLayout
     step: programs.AttentionProduct
     cycles: int
     comp_cycles: int
@@ -102,7 +102,9 @@ def fastest_product(
     return min(products, key=lambda timed_product: timed_product.cycles)
 
 
-def time_product(layout: Layout, step: programs.AttentionProduct, profiler: PimProfiler) -> TimedProduct:
+def time_product(
+    layout: ProductLayout, step: programs.AttentionProduct, profiler: PimProfiler
+) -> TimedProduct:
     """Time the programs of `step`."""
     timings = [profiler.time_program(program, layout.pim) for program in step.programs]
     comps = sum(max(commands["COMP"] for commands in timing.channel_commands) for timing in timings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from tvm import relax
@@ -17,18 +18,16 @@ from pimflow.hardware import System
 from pimflow.host.charts import chart, cycle_colours
 from pimflow.host.pages import Chart
 from pimflow.pim_backend.programs.cache_layout import KeyLayout
-from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.placement import CandidateGenerator, Costs
-from pimflow.placement.candidates import pim_attention
-from pimflow.placement.costs.attention_runs import (
+from pimflow.pim_backend.programs.cache_schedule import (
     KEYS,
     VALUES,
-    CacheWork,
-    Layout,
-    ProductCost,
+    ProductLayout,
+    ProductSchedule,
     all_schedules,
-    total_ns,
 )
+from pimflow.placement import CandidateGenerator, Costs
+from pimflow.placement.candidates import pim_attention
+from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
 from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.relay_passes.attention import NAME, attention_function
@@ -169,7 +168,7 @@ class LengthCosts(Costs):
             for schedule, layout in schedules
             if _row_tokens(layout) <= row_tokens or layout.spread == sharing
         ]
-        return tuple(sorted(costs, key=total_ns))
+        return tuple(sorted(costs, key=attrgetter("total_ns")))
 
     def _extrapolate_requests(self, work: CacheWork, schedule: ProductSchedule, tokens: int) -> ProductCost:
         batch = work.attention.batch
@@ -237,7 +236,7 @@ def extrapolate(cost: ProductCost, reference: ProductCost, steps: float) -> Prod
     )
 
 
-def _row_tokens(layout: Layout) -> int:
+def _row_tokens(layout: ProductLayout) -> int:
     """Tokens of one matrix that fill a row in each channel that shares it."""
     if isinstance(layout, KeyLayout):
         return layout.banks * layout.spread * layout.parts * layout.places_per_row

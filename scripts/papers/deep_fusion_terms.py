@@ -23,15 +23,15 @@ from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.fusion import Accelerator, GroupTiling, LayerGraph
 from pimflow.fusion.region_layers import input_tensors
 from pimflow.fusion.run_costs import Objective, RunCosts
+from pimflow.fusion.tiled_kernels import operands
+from pimflow.fusion.tilings import TilingSearch
 from pimflow.hardware import System
 from pimflow.placement import Goal, search
 from pimflow.placement.best_plan import SearchResult
-from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.tiled_kernels import operands
-from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.simulators.gpu import roofline
 from pimflow.simulators.gpu.machine import Demand, RooflineMachine
 from pimflow.simulators.gpu.model import KernelCost, kernel_cost
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 from pimflow.simulators.gpu.roofline import execution_cycles
 
 DTYPES = ("fp16", "fp32")

@@ -16,7 +16,8 @@ from pimflow.core.attention import Attention
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.hardware.operands import Operand
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES
+from pimflow.placement.costs.attention_runs import CacheWork
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimTarget
 from pimflow.simulators.profiler import BuiltIn
 
@@ -311,5 +312,5 @@ def _block_times(name: str, pim: PimSpec, activations: str = "") -> BlockTimes:
         weights_ns=sum(count * cost.time_ns for count, cost in layers),
         comps_ns=comps_ns,
         vectors_ns=vectors_ns,
-        attention_ns=sum(total_ns(work.costs()[0]) for work in works),
+        attention_ns=sum(work.costs()[0].total_ns for work in works),
     )

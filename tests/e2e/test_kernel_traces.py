@@ -17,9 +17,9 @@ from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.hardware import system
 from pimflow.host.files import file_sha256
 from pimflow.placement import CandidateGenerator
-from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import kernel_name
 from pimflow.simulators.accel_sim.launch import Launch
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 
 SYSTEM = system()
 LAYER = "conv:1x32x14x14,40,1x1"

@@ -22,8 +22,8 @@ from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.network_module import infer
 from pimflow.placement import Goal, search
-from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 
 CONTEXT = 8
 CACHES = ("past_key_values.0.key", "past_key_values.0.value")

@@ -30,7 +30,6 @@ from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
-from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -39,6 +38,7 @@ from pimflow.relay_passes.schedules.product_tiles import BlockTile
 from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 from pimflow.simulators.profiler import Analytic
 
 CPU = targets.target_by_name("llvm+pim")

@@ -29,9 +29,9 @@ from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.network_module import infer, load, pack, store
 from pimflow.pim_backend.runtime.weights_module import create_weights
-from pimflow.placement.solvers.weight_copies import StreamedInference
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.stream_weights import AWAIT_COPY, StreamWeights, is_weight, weight_copy
+from pimflow.simulators.streamed_weights import StreamedInference
 
 CHANNELS, SIZE = 8, 4
 

@@ -7,8 +7,9 @@ from papers import attention_crossovers as crossovers
 
 from pimflow.core.attention import Attention
 from pimflow.hardware import system
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES
 from pimflow.placement import Costs, Profiling
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork
+from pimflow.placement.costs.attention_runs import CacheWork
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.placement.costs.attention_runs import KEYS, VALUES
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES
 from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 

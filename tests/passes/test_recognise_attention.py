@@ -20,13 +20,13 @@ from tvm.script import relax as R
 from pimflow import frontend
 from pimflow.compiler import phases
 from pimflow.core.attention import Attention
-from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.relay_passes.attention import ATTENTION, attention_from_call, attention_function
 from pimflow.relay_passes.canonical import attention_operands
 from pimflow.relay_passes.canonical.recognise_attention import RecogniseAttention
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 
 STEP = Attention(
     batch=1, heads=4, kv_heads=2, head_size=8, value_size=8, queries=1, keys=8, scale=8**-0.5, offset=7

@@ -23,10 +23,10 @@ from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.fusion import GroupTiling
 from pimflow.fusion.kernels.relax_formulas import fusible
 from pimflow.fusion.kernels.tile_groups import TileGroups
+from pimflow.fusion.tilings import TilingSearch
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels, cuda_compiler
-from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.relay_passes.flat import main_bindings, operator, shape
 from pimflow.relay_passes.kernels.outline_groups import LAYERS, OutlineGroups
 from pimflow.relay_passes.regions.extract_regions import extract_regions

@@ -17,9 +17,9 @@ from pimflow.hardware import system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.placement import search
-from pimflow.placement.candidates.tasks import gpu_kernel, gpu_kernels
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.region_kernels import gpu_kernel, gpu_kernels
 
 DTYPE = "fp16"
 SYSTEM = system()

@@ -20,10 +20,10 @@ from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.plan import Choice
 from pimflow.core.rewrite import OPERATOR_KERNELS
+from pimflow.fusion.narrow_parts import narrow_parts
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
-from pimflow.placement.candidates.narrow_parts import narrow_parts
 from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
 from pimflow.placement.solvers.plan_state import PlanState, StateTransition
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups

@@ -12,7 +12,7 @@ from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator
-from pimflow.placement.candidates.tasks import gpu_kernel
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 
 SYSTEM = system()
 NETWORKS = long_but(["toy"], ["toy", "mobilenet-v2", "efficientnet-b0"])

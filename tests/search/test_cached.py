@@ -26,7 +26,6 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, plan_application, profile, search
 from pimflow.placement.candidates import pim_attention
-from pimflow.placement.candidates.tasks import gpu_kernels
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.evaluate import evaluate
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -35,6 +34,7 @@ from pimflow.relay_passes.caches import IN_PLACE, append_in_place
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild
 from pimflow.relay_passes.pim.outline_attention import attention_sites
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 
 SYSTEM = system(pim="aim-gddr6")
 APART = replace(SYSTEM, channel_sharing="partitioned")

@@ -12,13 +12,13 @@ from onnx_models import onnx_model
 from pimflow import frontend
 from pimflow.commands.shared.prepare import regions
 from pimflow.core.region import RegionGraph
+from pimflow.decomposition.alternative_search import choose
+from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
-from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
-from pimflow.placement.decomposition_search import choose
 from pimflow.relay_passes.decomposition.decompose import Decompose
 
 # Launches are so short that even these small layers differ by more.

@@ -16,10 +16,10 @@ from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Evaluation, profile
-from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.placement.solvers.evaluate import STATIC, evaluate, savings_pj
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.model import kernel_cost
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 
 SYSTEM = system(channel_sharing="partitioned")
 PIM_PARTS = {"comp", "gwrite", "readres", "activate", "precharge", "refresh", "io"}

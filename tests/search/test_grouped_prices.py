@@ -12,8 +12,8 @@ from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import search
-from pimflow.placement.candidates.elementwise_pim import elementwise_bounds, lane_cycles
 from pimflow.relay_passes.regions.extract_regions import extract_regions
+from pimflow.simulators.pim.elementwise_bound import elementwise_bounds, lane_cycles
 from pimflow.simulators.pim.timing import time_program
 
 REGION = "block.depthwise.conv"

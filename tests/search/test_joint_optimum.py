@@ -11,14 +11,14 @@ from pimflow.commands.shared import prepare
 from pimflow.core.candidate import Cost
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
+from pimflow.decomposition.alternative_search import AlternativeCandidates
+from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
-from pimflow.placement.decomposition_search import AlternativeCandidates
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch

@@ -12,14 +12,14 @@ from onnx_models import onnx_model
 from pimflow import frontend
 from pimflow.commands.shared.prepare import regions
 from pimflow.core.region import RegionGraph
+from pimflow.decomposition.alternative_search import choose
+from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import combine_alternatives, decompose
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import system
 from pimflow.placement import Costs, Goal, Profiling, search
-from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
-from pimflow.placement.decomposition_search import choose
 from pimflow.placement.solvers.plan_memory import PlanMemory
 
 # Launches and waits are so short that even these small layers differ by more.

@@ -26,15 +26,15 @@ from pimflow.core.region import (
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
 from pimflow.fusion.default_tilings import TileMemory, default_tilings
+from pimflow.fusion.tilings import TilingSearch
 from pimflow.hardware import spec_names, system
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.placement import Goal, apply, search
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.tasks import gpu_kernel
-from pimflow.placement.candidates.tilings import TilingSearch
 from pimflow.primitives.launches import can_compute
 from pimflow.simulators.gpu.model import kernel_cost, kernel_energy_pj
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 
 SYSTEM = system(channel_sharing="partitioned")
 GPU = SYSTEM.gpu

@@ -569,13 +569,24 @@ class Region:
         products = self.geometry or self.attention or self.kernel.product
         return products.macs if products else 0
 
-    def weight_bytes(self, dtype: str) -> int:
-        """Bytes of its weights in a network of type `dtype`; narrow filters are of a type of their own."""
-        narrow = self.geometry if self.geometry is not None and self.geometry.weights else None
-        filters = narrow.oc * narrow.reduction if narrow else 0
-        return (self.kernel.weight_elements - filters) * ELEMENT_BYTES[dtype] + (
-            narrow.filter_bytes(dtype) if narrow else 0
-        )
+    def weight_bytes(self, dtype: str, filter_bytes: int | None = None) -> int:
+        """Bytes of its weights in a network of type `dtype`, `filter_bytes` of them filters.
+
+        By default, filters take as much as in the network; narrow ones are of a type of their own.
+        """
+        filters = 0
+        if self.geometry is None:
+            filter_bytes = 0
+        else:
+            filters = self.geometry.oc * self.geometry.reduction
+            filter_bytes = self.geometry.filter_bytes(dtype) if filter_bytes is None else filter_bytes
+        return (self.kernel.weight_elements - filters) * ELEMENT_BYTES[dtype] + filter_bytes
+
+    @property
+    def late_operands(self) -> tuple[str, ...]:
+        """Operands that only the epilogue of a layer reads, such as a residual."""
+        is_late = self.geometry is not None and self.epilogue.operators and not self.prologue
+        return tuple(name for name in self.inputs[1:] if name != self.inputs[0]) if is_late else ()
 
     @property
     def attention_layer(self) -> Attention:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.decomposition import activations
+from pimflow.decomposition.alternative_search import DecompositionChoice, choose
+from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import DecomposedNetwork, combine_alternatives
@@ -16,8 +18,6 @@ from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal
-from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
-from pimflow.placement.decomposition_search import DecompositionChoice, choose
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains
 
 

@@ -116,7 +116,7 @@ class PimSpec:
         returns sums of lanes, which a GPU kernel adds anyway.
     elementwise_multiply : bool
         Whether it multiplies two vectors element by element, without adding the products. Programs do not use
-        it: `placement.candidates.elementwise_pim` computes the time of depthwise convolutions with it.
+        it: `simulators.pim.elementwise_bound` computes the time of depthwise convolutions with it.
     activation_unit : bool
         Whether the device applies activations: by an AF (`can_activate`), unless it returns sums of lanes,
         since an activation of partial sums is not that of their sum.

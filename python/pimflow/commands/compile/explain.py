@@ -10,8 +10,8 @@ from pimflow.core.candidate import Candidate, Cost, Task
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.region import Region
 from pimflow.placement import SearchResult
-from pimflow.placement.candidates import elementwise_pim, pim_epilogue
-from pimflow.placement.candidates.elementwise_pim import ElementwiseBound
+from pimflow.placement.candidates import pim_epilogue
+from pimflow.simulators.pim.elementwise_bound import ElementwiseBound, elementwise_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +167,7 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
     unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
     has_epilogue = region.epilogue.operators and region.geometry and not unsupported_reason
     generator = search_result.generator
-    lower_bounds = elementwise_pim.elementwise_bounds(
-        region, search_result.system, generator.task_builder.submission_ns
-    )
+    lower_bounds = elementwise_bounds(region, search_result.system, generator.task_builder.submission_ns)
     gpu_ns = min(
         Cost.from_candidate(candidate).latency_ns
         for candidate in generator.gpu_candidates(region, search_result.plan.gpu_channels)

@@ -12,8 +12,9 @@ from pimflow.core.attention import Attention
 from pimflow.core.json_form import Json, json_form, report_from
 from pimflow.errors import UsageError
 from pimflow.hardware import System
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES
 from pimflow.placement import Costs, Profiling
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, total_ns
+from pimflow.placement.costs.attention_runs import CacheWork
 from pimflow.simulators.exports.llmservingsim import AttentionLine
 from pimflow.zoo.language.decoder import Decoder
 
@@ -260,6 +261,6 @@ def _points(
             CacheWork.from_attention(costs.pim_target, attention, product, tokens)
             for product in (KEYS, VALUES)
         ]
-        points[tokens] = sum(total_ns(entry.cost(fastest[entry.product])) for entry in work)
+        points[tokens] = sum(entry.cost(fastest[entry.product]).total_ns for entry in work)
     schedules = {name: str(schedule) for name, schedule in fastest.items()}
     return schedules, points

@@ -192,7 +192,7 @@ class NetworkOptions(ShapeOptions, ValueOptions):
         Whether the operators between two chains of a decomposed network may be one GPU kernel
         (`relay_passes.kernels.fuse_groups.activation_chains`).
     fuse : bool
-        Whether neighbouring layers may be one GPU kernel over shared memory (`placement.candidates.tilings`).
+        Whether neighbouring layers may be one GPU kernel over shared memory (`fusion.tilings`).
     reorder : bool
         Whether layers may run in another order that takes less memory (docs/memory.md). A plan, if there is
         one, determines the order.

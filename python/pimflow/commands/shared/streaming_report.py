@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pimflow.hardware import System
 from pimflow.placement import SearchResult
-from pimflow.placement.candidates.tasks import weight_bytes
-from pimflow.placement.solvers.weight_copies import StreamedInference
+from pimflow.simulators.streamed_weights import StreamedInference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class StreamingReport:
         timeline, graph = search_result.baseline.timeline, search_result.original or search_result.graph
         covers = {event.regions[0]: event.regions for event in timeline.events}
         gpu_only_bytes = {
-            first: sum(weight_bytes(graph.region(name), system.dtype) for name in names)
+            first: sum(graph.region(name).weight_bytes(system.dtype) for name in names)
             for first, names in covers.items()
         }
         plan_bytes = {c.covers[0]: c.footprint.filter_bytes for c in search_result.candidates}

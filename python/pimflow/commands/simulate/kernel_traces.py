@@ -17,9 +17,9 @@ from pimflow.core.rewrite import PipelineRewrite, SplitRewrite
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.candidates.tasks import gpu_kernel
 from pimflow.simulators.accel_sim.kernels import write_traces
 from pimflow.simulators.gpu.model import KernelRequest
+from pimflow.simulators.gpu.region_kernels import gpu_kernel
 
 FORMAT = "accel-sim"
 

@@ -22,18 +22,19 @@ from pimflow.core.rewrite import (
 )
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import PlanError, UsageError
+from pimflow.fusion.tilings import TilingSearch
 from pimflow.hardware import System
 from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import pim_epilogue
-from pimflow.placement.candidates.tasks import TaskBuilder, gpu_kernels, weight_bytes
-from pimflow.placement.candidates.tilings import TilingSearch
+from pimflow.placement.candidates.tasks import TaskBuilder
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import LayerPimCost
 from pimflow.primitives import get_primitive
 from pimflow.primitives.launches import region_launches, unsupported_primitive_reason, usable_primitives
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 from pimflow.simulators.profiler import GpuProfiler
 
 COST_MODEL = "9"
@@ -327,8 +328,8 @@ class CandidateGenerator:
             fuses_epilogue=not region.is_view,
             footprint=Footprint(
                 workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
-                filter_bytes=weight_bytes(
-                    region, system.dtype, primitive.filter_bytes(region.layer) if primitive else None
+                filter_bytes=region.weight_bytes(
+                    system.dtype, primitive.filter_bytes(region.layer) if primitive else None
                 ),
             ),
         )
@@ -372,7 +373,7 @@ class CandidateGenerator:
             deferred_epilogue=operators if is_deferred else (),
             footprint=Footprint(
                 bank_rows=pim_cost.rows,
-                filter_bytes=weight_bytes(region, self.system.dtype, self._gpu_filter_bytes(region, split)),
+                filter_bytes=region.weight_bytes(self.system.dtype, self._gpu_filter_bytes(region, split)),
                 moments=self._moments(region, split),
             ),
         )

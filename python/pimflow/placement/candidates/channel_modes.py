@@ -56,7 +56,7 @@ from pimflow.placement.candidates.channel_layouts import (
     with_reader,
 )
 from pimflow.placement.candidates.l2_reuse import L2Reuse
-from pimflow.placement.candidates.tasks import gpu_kernels
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 from pimflow.simulators.gpu.traffic import TrafficShares
 
 IMPOSSIBLE = EdgeCost(possible=False)

@@ -13,7 +13,6 @@ from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite, SubstitutionRewr
 from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.tasks import weight_bytes
 
 
 def make(
@@ -39,7 +38,7 @@ def make(
                 " + ".join(covers), generator.tilings.kernel(covers, tiling), channels
             ),
         ),
-        footprint=Footprint(filter_bytes=sum(weight_bytes(region, system.dtype) for region in regions)),
+        footprint=Footprint(filter_bytes=sum(region.weight_bytes(system.dtype) for region in regions)),
     )
 
 

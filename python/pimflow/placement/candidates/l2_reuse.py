@@ -28,7 +28,6 @@ from pimflow.placement.candidates.channel_layouts import (
     with_placements,
     with_reader,
 )
-from pimflow.placement.solvers.plan_state import late_operands
 from pimflow.simulators.gpu.machine import RooflineMachine
 
 
@@ -71,7 +70,7 @@ class L2Reuse:
             or region.inputs[0] in other_operands
         ):
             return []
-        if other_operands != late_operands(region) or region.inputs[0] not in self.generator.graph.readers:
+        if other_operands != region.late_operands or region.inputs[0] not in self.generator.graph.readers:
             return []
         rows = rows_read(region, rewrite)
         pim_share = (1 - rows / region.layer.h) * self.layouts.set_shares[ChannelSet.PIM]

@@ -22,7 +22,7 @@ from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Region, Reg
 from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
-from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, CacheSchedule
 from pimflow.placement.candidates.attention_tasks import (
     CachedRun,
     attention_tasks,
@@ -30,7 +30,7 @@ from pimflow.placement.candidates.attention_tasks import (
     softmax_kernels,
 )
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
+from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
 from pimflow.placement.costs.costs import CacheCosts
 from pimflow.simulators.pim.timing import STRICT
 

@@ -15,7 +15,6 @@ from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.tasks import weight_bytes
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
 from pimflow.placement.costs.staged_runs import StagedRun, is_chained, staging_obstacle
 from pimflow.simulators.pim.bound import min_work_ns
@@ -86,7 +85,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
         footprint=Footprint(
             bank_rows=sum(cost.rows for cost in costs.values()),
             filter_bytes=sum(
-                weight_bytes(region, generator.system.dtype, 0 if mode is Mode.PIM else None)
+                region.weight_bytes(generator.system.dtype, 0 if mode is Mode.PIM else None)
                 for region, mode in zip(run.regions, pipeline.modes)
             ),
         ),

@@ -14,7 +14,6 @@ from pimflow.core.region import Kernel, Region, RegionGraph
 from pimflow.core.rewrite import TILES, SubstitutionRewrite
 from pimflow.errors import UsageError
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.tasks import weight_bytes
 
 
 class Substitution(Protocol):
@@ -78,7 +77,7 @@ def make(
         tasks=tuple(task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)),
         footprint=Footprint(
             workspace_bytes=sum(kernel.output_bytes for kernel in kernels[:-1]),
-            filter_bytes=sum(weight_bytes(region, dtype) for region in regions),
+            filter_bytes=sum(region.weight_bytes(dtype) for region in regions),
         ),
     )
 

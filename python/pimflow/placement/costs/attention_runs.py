@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from pimflow.core.attention import Attention
 from pimflow.core.program import PimProgram
-from pimflow.errors import InfeasibleError, UnsupportedOpError
-from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
-from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
-from pimflow.pim_backend.programs.cache_schedule import ProductSchedule, cache_device
+from pimflow.pim_backend.programs.cache_layout import ValueLayout
+from pimflow.pim_backend.programs.cache_schedule import (
+    KEYS,
+    ProductLayout,
+    ProductSchedule,
+    all_schedules,
+    cache_device,
+    product_layout,
+)
 from pimflow.placement.costs.pim_runs import PimCost, PimRun, PimTarget
 
-Layout = KeyLayout | ValueLayout
-KEYS, VALUES = KeyLayout.kind, ValueLayout.kind
 RANKED_TOKENS = 2048  # schedules are ranked over so many tokens, if there are more
 TIMED_SCHEDULES = 2  # how many of the best ranked schedules are timed over all tokens
 
@@ -45,6 +46,11 @@ class ProductCost:
     def rows(self) -> int:
         """Rows of every bank that the cache takes."""
         return self.product.rows
+
+    @property
+    def total_ns(self) -> float:
+        """Time of the product and of the append."""
+        return sum(part.time_ns + part.ahead_ns for part in (self.product, self.append))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +119,24 @@ class CacheWork:
         schedules = self.schedules()
         if len(schedules) > TIMED_SCHEDULES and self.tokens > RANKED_TOKENS:
             fewer = replace(self, tokens=RANKED_TOKENS)
-            ranked = sorted(map(fewer.cost, schedules), key=total_ns)
+            ranked = sorted(map(fewer.cost, schedules), key=attrgetter("total_ns"))
             schedules = [
                 cost.schedule for cost in (*ranked[:TIMED_SCHEDULES], min(ranked, key=attrgetter("rows")))
             ]
         product_costs = map(self.cost, dict.fromkeys(schedules))
-        return tuple(sorted(product_costs, key=total_ns))
+        return tuple(sorted(product_costs, key=attrgetter("total_ns")))
 
     def schedules(self) -> list[ProductSchedule]:
         """All schedules of the product; raises as `costs`."""
-        pim_target = self.pim_target
-        alternatives = all_schedules(
-            self.product, self.attention, pim_target.pim, pim_target.dtype, pim_target.channels
-        )
+        target = self.pim_target
+        alternatives = all_schedules(self.product, self.attention, target.pim, target.dtype, target.channels)
         return [schedule for schedule, _ in alternatives]
 
-    def layout(self, schedule: ProductSchedule) -> Layout:
+    def layout(self, schedule: ProductSchedule) -> ProductLayout:
         """The layout of its cache by a schedule."""
-        pim_target = self.pim_target
-        return _layout(
-            self.product, schedule, self.attention, pim_target.pim, pim_target.dtype, pim_target.channels
+        target = self.pim_target
+        return product_layout(
+            self.product, schedule, self.attention, target.pim, target.dtype, target.channels
         )
 
     def cost(self, schedule: ProductSchedule) -> ProductCost:
@@ -159,62 +163,3 @@ class CacheWork:
     def _program_cost(self, program: PimProgram) -> PimCost:
         timing = self.pim_target.profiler.time_program(program, self.pim_target.pim)
         return PimCost.from_run(PimRun(program=program, timing=timing), self.pim_target.pim)
-
-
-def total_ns(cost: ProductCost) -> float:
-    """Time of the product and of the append."""
-    return sum(part.time_ns + part.ahead_ns for part in (cost.product, cost.append))
-
-
-def all_schedules(
-    product: str, attention: Attention, pim: PimSpec, dtype: str, channels: int
-) -> list[tuple[ProductSchedule, Layout]]:
-    """All schedules of a product of `attention`, each with the layout of its cache.
-
-    Raises
-    ------
-    UnsupportedOpError, InfeasibleError
-        If no layout is possible; see `CacheLayout.check_fit`.
-    """
-    alternatives, unsupported_layouts = [], []
-    for spread in _divisors(channels):
-        for lanes in _lanes(cache_device(pim, attention, dtype), dtype):
-            default_schedule = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
-            layout = _layout(product, default_schedule, attention, pim, dtype, channels)
-            try:
-                layout.check_fit()
-            except (UnsupportedOpError, InfeasibleError):
-                unsupported_layouts.append(layout)
-                continue
-            alternatives += [(schedule, layout) for schedule in _orders(default_schedule, layout)]
-    if not alternatives:
-        unsupported_layouts[0].check_fit()  # raises the reason
-    return alternatives
-
-
-def _layout(
-    product: str, schedule: ProductSchedule, attention: Attention, pim: PimSpec, dtype: str, channels: int
-) -> Layout:
-    if product == KEYS:
-        return schedule.layout(KeyLayout, attention, pim, dtype, channels)
-    return schedule.layout(ValueLayout, attention, pim, dtype, channels)
-
-
-def _orders(default_schedule: ProductSchedule, layout: Layout) -> Iterator[ProductSchedule]:
-    """The orders that differ: with one vector for each matrix, all orders are the same."""
-    shared = layout.attention.group > 1
-    yield from (
-        replace(default_schedule, order=order)
-        for order in (programs.ORDERS if shared else programs.ORDERS[:1])
-    )
-    if isinstance(layout, ValueLayout) and programs.can_accumulate(layout):
-        yield replace(default_schedule, accumulate=True)
-
-
-def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:
-    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
-
-
-def _divisors(channels: int) -> list[int]:
-    """Divisors of `channels`, the largest first: with all channels on each matrix, any layout is possible."""
-    return [spread for spread in range(channels, 0, -1) if channels % spread == 0]

@@ -19,13 +19,13 @@ from pimflow.core.region import ConvGeometry, Kernel, Region
 from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields
-from pimflow.fusion import GroupTiling
+from pimflow.fusion.tilings import TilingCache
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.spec_text import fields_text
 from pimflow.host.executors import Executor, Serial
 from pimflow.host.result_cache import ResultCache
-from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
-from pimflow.placement.costs.attention_runs import KEYS, VALUES, CacheWork, ProductCost
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, ProductSchedule
+from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
 from pimflow.placement.costs.pim_runs import ONLY_SUMS, LatchUse, LayerPimCost, PimTarget
 from pimflow.placement.costs.splits import LayerCosts, NonPimTimes, SplitLayer
 from pimflow.placement.costs.staged_runs import StagedRun
@@ -90,10 +90,6 @@ class Tally:
 
     computed: Counter[str] = field(default_factory=Counter)
     cached: Counter[str] = field(default_factory=Counter)
-
-
-# By launch time, memory channels and run of regions: the fastest tiling, or None if none is faster.
-TilingCache = dict[tuple[object, ...], GroupTiling | None]
 
 
 @dataclass(frozen=True, kw_only=True)

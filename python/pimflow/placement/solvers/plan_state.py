@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
-from pimflow.core.region import APPEND, Region, RegionGraph
+from pimflow.core.region import APPEND, RegionGraph
 from pimflow.core.rewrite import PipelineRewrite
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, TensorPlacement
 from pimflow.placement.solvers import launches
@@ -102,11 +102,6 @@ def results_read(graph: RegionGraph, candidate: Candidate) -> tuple[str, ...]:
     return tuple(name for name in names if name not in candidate.covers)
 
 
-def late_operands(region: Region) -> tuple[str, ...]:
-    """Operands that only the epilogue of a layer reads, such as a residual."""
-    return region.inputs[1:] if region.geometry and region.epilogue.operators and not region.prologue else ()
-
-
 def late_inputs(
     graph: RegionGraph, candidate: Candidate, deferred_epilogues: Collection[str]
 ) -> frozenset[str]:
@@ -118,7 +113,7 @@ def late_inputs(
     if (len(candidate.covers) > 1 and original is None) or not candidate.deferred_epilogue:
         return frozenset()
     region = original or graph.region(candidate.covers[0])
-    operands = frozenset(late_operands(region)) - {region.inputs[0]}
+    operands = frozenset(region.late_operands)
     fused_operands = operands.intersection(deferred_epilogues).intersection(results_read(graph, candidate))
     return frozenset() if fused_operands else operands
 

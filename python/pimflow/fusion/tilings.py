@@ -27,15 +27,16 @@ from pimflow.fusion.channels import SUM_BYTES, channels_on_chip, single_run
 from pimflow.fusion.fragments import WARPS
 from pimflow.fusion.group import GPU_LANES
 from pimflow.fusion.growing import MAX_LAYERS
+from pimflow.fusion.narrow_parts import narrow_parts
+from pimflow.fusion.tiled_kernels import Count, Tiles, group_kernel, products, wait_count
 from pimflow.hardware import System
-from pimflow.placement.candidates.narrow_parts import narrow_parts
-from pimflow.placement.candidates.tasks import gpu_kernels
-from pimflow.placement.candidates.tiled_kernels import Count, Tiles, group_kernel, products, wait_count
-from pimflow.placement.costs.costs import TilingCache
 from pimflow.simulators.gpu.model import kernel_cost, kernels_ns
+from pimflow.simulators.gpu.region_kernels import gpu_kernels
 
 MAX_TRIES = 16  # how many tilings of a group are tried, the fastest first, until one fits
 CHUNKS = (0, 16, 32, 64, 128)  # numbers of channels at a time that are tried; 0 for all
+# By launch time, memory channels and run of regions: the fastest tiling, or None if none is faster.
+TilingCache = dict[tuple[object, ...], GroupTiling | None]
 REUSE = "lifetime"  # deep reuse would overwrite what other threads still read
 
 

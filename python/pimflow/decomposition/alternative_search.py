@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, LayerAlternative
 from pimflow.core.region import Region, RegionGraph
 from pimflow.core.rewrite import Mode
+from pimflow.decomposition.alternatives import DecompositionAlternatives
+from pimflow.fusion.tilings import TiledGroup
 from pimflow.hardware import System
 from pimflow.placement.best_plan import profile
 from pimflow.placement.candidates import channel_modes, fused_groups, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.tilings import TiledGroup
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.decomposition_alternatives import DecompositionAlternatives
 from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
