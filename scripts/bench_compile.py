@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pimflow
-from pimflow import zoo
+from pimflow.__main__ import BLAS_ENVIRONMENT
 from pimflow.host import garbage_collection, partial_tvm
 
 NETWORKS = ("efficientnet-b0", "mnasnet-1.0", "mobilenet-v2", "resnet-50", "vgg-16")
@@ -237,6 +237,7 @@ def main() -> None:
     # compiles the package, which takes half a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ |= BLAS_ENVIRONMENT  # as the command does: NumPy, which reads it, is not imported yet
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: mobilenet-v2; with --zoo, all")
     parser.add_argument("--picture", action="store_true", help="bars of CPU time, for docs/architecture.md")
@@ -259,6 +260,8 @@ def main() -> None:
         rows = []
         compile_sources()
         if args.zoo:
+            from pimflow import zoo
+
             rows += [compile_twice(name, args.jobs) for name in args.models or zoo.names()]
         if args.growth:
             from growing_networks import KINDS

@@ -11,14 +11,14 @@ from pimflow_command import INTERRUPTED, leave_when_interrupted
 
 # Threads of OpenBLAS go to sleep 2 ** 4 cycles after a product. By default they spin for 2 ** 26 cycles,
 # which takes longer than most products of a verification.
-_BLAS_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4"}
+BLAS_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 def run() -> None:
     """Run one command, and leave with its exit code."""
     leave_when_interrupted()
     interrupts.reraise_dropped_interrupts()
-    for name, value in _BLAS_ENVIRONMENT.items():
+    for name, value in BLAS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # NumPy reads it when it is imported
     garbage_collection.collect_rarely()
     codes: list[int] = []

@@ -8,6 +8,7 @@ from tvm import relax
 
 from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, EvaluateConstants
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
+from pimflow.relay_passes.canonical.fold_normalisation import FoldNormalisation
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
 from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.merge_bias import MergeBias
@@ -84,7 +85,7 @@ class Canonicalise:
                 PlainPowers(),
                 RecogniseClip(),
                 MergeBias(),
-                transform.FoldBatchnormToConv2D(),
+                FoldNormalisation(),
                 transform.DecomposeOpsForInference(),
                 EvaluateConstants(),
                 ConvertConvolutions(),

@@ -13,7 +13,7 @@ from pimflow.relay_passes.flat import constant, main_bindings, operator, rebuild
 class MergeBias:
     """Subtract the bias of a convolution from the mean of the normalisation that is its only reader.
 
-    `FoldBatchnormToConv2D` folds a normalisation directly behind a convolution, and no other.
+    `FoldNormalisation` folds a normalisation directly behind a convolution, and no other.
 
     Rewrite: ``batch_norm(conv2d(x, w) + b, mean) -> batch_norm(conv2d(x, w), mean - b)``.
     Preserves: values up to rounding, names.

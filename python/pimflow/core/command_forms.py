@@ -94,7 +94,8 @@ def _decode_command(words: tuple[int, ...]) -> CommandNode:
     return command
 
 
-def _affine(words: Sequence[int]) -> Affine:
+@functools.lru_cache(maxsize=1 << 16)
+def _affine(words: tuple[int, ...]) -> Affine:
     base, *coefficients = words
     while coefficients and not coefficients[-1]:
         coefficients.pop()

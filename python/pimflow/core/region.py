@@ -154,6 +154,8 @@ class ConvGeometry:
         Image ``m * n + i`` has the `m`-th part of the channels of image `i`, and its own filters. Weights
         between channels of different groups are zero.
         """
+        if self.groups == 1:
+            return self
         matrices = self.groups // groups_per_matrix
         return replace(self, n=self.n * matrices, c=self.c // matrices, oc=self.oc // matrices, groups=1)
 

@@ -9,7 +9,7 @@ import math
 import resource
 from collections.abc import Iterator
 
-COLLECTION_THRESHOLD = 50_000  # new objects, less freed ones, between two collections; 700 by default
+COLLECTION_THRESHOLD = 200_000  # new objects, less freed ones, between two collections; 700 by default
 MIN_RELEASE_BYTES = 32 << 20  # a full collection takes longer than the steps of a small network
 _last_resident_bytes = 0.0  # resident memory after the last release
 

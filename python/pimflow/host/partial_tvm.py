@@ -10,6 +10,8 @@ the hook is not installed there.
   they are imported; at the first one, the symbols of all libraries are read. That takes 0.2 s. Where there is
   a CUDA driver, the back ends are loaded as in any program; elsewhere `targets` loads that of CUDA before
   code is generated for it.
+- Each of TVM's fifty modules of functions lists the names of all registered functions, 5,000 strings. The
+  list is kept until their number changes.
 - Python compares two variables of Relax by a test of their types, and the passes look up every variable in
   dictionaries. Variables that are the same object are compared without it.
 - Methods of TVM's schedules compare all arguments with their annotations, in Python. Tests of the passes run
@@ -50,6 +52,22 @@ def _execute_without_packages(execute: Execution, module: ModuleType) -> None:
             del sys.modules[name]
 
 
+def _execute_with_known_names(execute: Execution, module: ModuleType) -> None:
+    """Load tvm-ffi without `OPTIONAL_PACKAGES`; it lists functions once for each number of them."""
+    _execute_without_packages(execute, module)
+    registry = vars(sys.modules["tvm_ffi.registry"])
+    list_names, names_by_count = registry["list_global_func_names"], dict[int, list[str]]()
+
+    def list_global_func_names() -> list[str]:
+        """The names of all registered functions."""
+        count = registry["get_global_func"]("ffi.FunctionListGlobalNamesFunctor")()(-1)
+        if count not in names_by_count:
+            names_by_count[count] = list_names()
+        return names_by_count[count]
+
+    registry["list_global_func_names"] = list_global_func_names
+
+
 def _execute_with_fast_variables(execute: Execution, module: ModuleType) -> None:
     """Load Relax without `OPTIONAL_PACKAGES`, with variables that are quickly found to be the same."""
     _execute_without_packages(execute, module)
@@ -74,7 +92,7 @@ def _execute_without_type_checks(execute: Execution, module: ModuleType) -> None
 
 
 _EXECUTIONS: dict[str, Callable[[Execution, ModuleType], None]] = {
-    "tvm_ffi": _execute_without_packages,
+    "tvm_ffi": _execute_with_known_names,
     "tvm.relax": _execute_with_fast_variables,
     "tvm.backend._autoload_backends": _execute_without_backends,
     "tvm.s_tir.schedule._type_checker": _execute_without_type_checks,
