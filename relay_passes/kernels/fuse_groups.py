@@ -104,8 +104,9 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
 def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, ...]]:
     """The runs of `activation_chains` that consist of whole regions, as names of regions.
 
-    The last region may have further elementwise operators, such as the sum of parts. A region with other
-    operators, such as the flattening behind a pooling, is in no run: a group has no formula for them.
+    The last region may have further elementwise operators, such as the sum of parts, and `trailing_moves`,
+    such as the flattening behind a pooling. A region with other operators is in no run: a group has no
+    formula for them.
     """
     return [regions for _, regions, _ in _runs_of_regions(mod, views)]
 
@@ -128,12 +129,23 @@ def _runs_of_regions(
         inside = set(chain)
         rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
         last = groups[names[-1]]
+        by_pixel = rest[: len(rest) - len(trailing_moves(rest))]
         goes_on = (
-            last.bindings[-len(rest) :] == rest and not last.extra_outputs and all(map(_is_by_pixel, rest))
+            last.bindings[-len(rest) :] == rest
+            and not last.extra_outputs
+            and all(map(_is_by_pixel, by_pixel))
         )
         if names[0] == chain[0] and (not rest or goes_on):
             runs.append((chain, names, tuple(layer_name(mod, b.var) for b in rest)))
     return runs
+
+
+def trailing_moves(bindings: Sequence[relax.VarBinding]) -> Sequence[relax.VarBinding]:
+    """The last of `bindings`, as far as they only move elements: each permutes or reshapes the one before."""
+    count = 0
+    while count < len(bindings) and operator(bindings[-1 - count].value) in ("permute_dims", "reshape"):
+        count += 1
+    return bindings[len(bindings) - count :]
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
