@@ -79,10 +79,7 @@ def append_values(layout: ValueLayout, first: int, tokens: int = 1) -> PimProgra
 
 
 def _append_program(
-    layout: CacheLayout,
-    tokens: int,
-    elements: int,
-    writes: Callable[[int], Iterable[tuple[Write, int]]],
+    layout: CacheLayout, tokens: int, elements: int, writes: Callable[[int], Iterable[tuple[Write, int]]]
 ) -> PimProgram:
     streams = []
     for channel in range(layout.channels):

@@ -44,12 +44,7 @@ class ProductSchedule:
     accumulate: bool = False
 
     def layout(
-        self,
-        kind: type[Layout],
-        attention: Attention,
-        pim: PimSpec,
-        dtype: str,
-        channels: int,
+        self, kind: type[Layout], attention: Attention, pim: PimSpec, dtype: str, channels: int
     ) -> Layout:
         """The layout of keys or values, from row 0 on, narrow if the device takes their type.
 

@@ -15,12 +15,7 @@ from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.host import native
-from pimflow.pim_backend.programs.schedule import (
-    BankTiling,
-    channel_runs,
-    lockstep_phases,
-    schedules,
-)
+from pimflow.pim_backend.programs.schedule import BankTiling, channel_runs, lockstep_phases, schedules
 
 _lower_streams = native.get("pimflow.pim_backend.lower_streams")
 _BLOCK = native.Record("pimflow.pim_backend.block")

@@ -67,8 +67,7 @@ class MachineCode:
                 kernels.write_to_file(source)
                 cc.create_shared(library, [source])
                 code = cls(
-                    running=tvm_ffi.load_module(library),
-                    object=tvm.runtime.load_static_library(source, []),
+                    running=tvm_ffi.load_module(library), object=tvm.runtime.load_static_library(source, [])
                 )
         _replace_import(network, kernels, code.running)
         return code
@@ -128,9 +127,7 @@ def pack(
 
 
 def infer(
-    network: tvm.runtime.Module,
-    inputs: Mapping[str, np.ndarray],
-    device: tvm.runtime.Device | None = None,
+    network: tvm.runtime.Module, inputs: Mapping[str, np.ndarray], device: tvm.runtime.Device | None = None
 ) -> list[np.ndarray]:
     """Outputs of one inference of a packed network.
 

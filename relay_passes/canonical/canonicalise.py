@@ -24,12 +24,7 @@ from pimflow.relay_passes.canonical.recognise_group_norm import RecogniseGroupNo
 from pimflow.relay_passes.canonical.single_results import SingleResults
 from pimflow.relay_passes.canonical.sink_layout import SinkLayout
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-    main_bindings,
-    operator,
-    rebuild,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES, main_bindings, operator, rebuild
 
 ANCHORS = ("nn.conv2d", "nn.conv2d_transpose", "matmul")
 

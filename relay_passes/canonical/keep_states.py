@@ -12,12 +12,7 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.attention import (
-    NAME,
-    attention_from_call,
-    attention_function,
-    cache_operands,
-)
+from pimflow.relay_passes.attention import NAME, attention_from_call, attention_function, cache_operands
 from pimflow.relay_passes.caches import IN_PLACE, append_in_place, append_operands
 from pimflow.relay_passes.canonical.attention_masks import before_moves
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, unique_name, use_counts

@@ -10,12 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.relay_passes.attention import (
-    MASKED_SCORE,
-    NAME,
-    attention_function,
-    is_cached_attention,
-)
+from pimflow.relay_passes.attention import MASKED_SCORE, NAME, attention_function, is_cached_attention
 from pimflow.relay_passes.canonical.attention_masks import (
     MASK_THRESHOLD,
     MaskEmitter,
@@ -102,11 +97,7 @@ class _AttentionMatch:
     scales: tuple[AttentionOperand | None, ...] = ()
 
     def call(
-        self,
-        builder: relax.BlockBuilder,
-        var_remap: Values,
-        name: str,
-        emitter: MaskEmitter,
+        self, builder: relax.BlockBuilder, var_remap: Values, name: str, emitter: MaskEmitter
     ) -> relax.Var:
         """Emit the call of the attention function, and its operands."""
         operands = [operand.emit(builder, var_remap) for operand in self.operands]

@@ -179,7 +179,10 @@ def _call_in_layout(
         return relax.Call(value.op, args, value.attrs, value.ty_args) if is_complete else None
     if kind == "concat" and isinstance(value.args[0], relax.Tuple):
         fields = [to_layout(f) for f in value.args[0].fields]
-        return None if None in fields else _concat_in_layout(layout, fields, int(value.attrs.axis))
+        if None in fields:
+            return None
+        axes = layout.axes([int(value.attrs.axis)]) or [1]  # along channels, whole blocks follow one another
+        return relax.op.concat(fields, axis=axes[0])
     if kind not in (*UNARY, *REDUCE, *POOL, *_QUANTISERS, "astype", "nn.pad") or not isinstance(
         value.args[0], relax.Var
     ):
@@ -258,13 +261,6 @@ def _pad_in_layout(
     for axis, target in enumerate(layout.axes(range(4)) or ()):
         widths[2 * target : 2 * target + 2] = ends[2 * axis : 2 * axis + 2]
     return relax.op.nn.pad(x, widths, "constant", float(value.attrs.pad_value))
-
-
-def _concat_in_layout(
-    layout: _PermutedLayout | _BlockedLayout, fields: list[relax.Expr], axis: int
-) -> relax.Call:
-    """A concatenation in the target layout; along channels, it concatenates whole blocks."""
-    return relax.op.concat(fields, axis=(layout.axes([axis]) or [1])[0])
 
 
 def _operand(

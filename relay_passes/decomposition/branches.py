@@ -98,9 +98,6 @@ class Branch:
     def channels(self) -> int:
         return len(self.filters)
 
-    def with_operator(self, operation: ChannelwiseOperator) -> Branch:
-        return replace(self, epilogue=(*self.epilogue, operation))
-
     @property
     def with_bias(self) -> Branch:
         """The branch with a bias, which is zero if it had none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import replace
 
 import tvm
 from tvm import relax
@@ -116,7 +117,7 @@ def _extend_branch(
     """The branch that ends with `value`, if its operand is a branch and `value` is a per-channel operator."""
     operation = ChannelwiseOperator.from_call(value, dims[-1]) if dims else None
     before = branches.get(operation.operand) if operation else None
-    return before.with_operator(operation) if before else None
+    return replace(before, epilogue=(*before.epilogue, operation)) if before and operation else None
 
 
 def _is_linear(branch: Branch | None) -> bool:

@@ -13,12 +13,7 @@ from pimflow.core.liveness import ALIGNMENT_BYTES, MEMORY, Lifetime, Liveness
 from pimflow.core.split import GPU_SUFFIX, PIM_SUFFIX
 from pimflow.core.stages import whole_name
 from pimflow.core.tensor_placement import ChannelSet
-from pimflow.relay_passes.flat import (
-    CHANNEL_SETS,
-    RESULT,
-    operator,
-    tensor_bytes,
-)
+from pimflow.relay_passes.flat import CHANNEL_SETS, RESULT, operator, tensor_bytes
 from pimflow.relay_passes.memory.keep_views import JOIN, PART, view_call
 from pimflow.relay_passes.memory.overwriting import can_overwrite
 from pimflow.relay_passes.memory.stream_weights import weight_copy

@@ -79,7 +79,8 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     for group in groups:
         opaque = operator(group.bindings[-1].value) in (*OPAQUE, IN_PLACE)
         if not isinstance(group.result.ty, relax.TensorType) or not (group.fusible or group.view or opaque):
-            raise UnsupportedOpError(f"'{group.title.name}': {_describe(group)} is not supported")
+            what = operator(group.bindings[-1].value) or "a call of another function"
+            raise UnsupportedOpError(f"'{group.title.name}': {what} is not supported")
         for binding in group.bindings:
             if not has_static_shape(binding.var) and all(
                 map(has_static_shape, relax.analysis.free_vars(binding.value))
@@ -166,10 +167,6 @@ def biases(mod: tvm.IRModule) -> dict[str, np.ndarray]:
                 bias = np.broadcast_to(flat, shape(binding.value)[-1:])
                 biases_of.setdefault(layer_name(mod, product), bias)
     return biases_of
-
-
-def _describe(group: KernelGroup) -> str:
-    return operator(group.bindings[-1].value) or "a call of another function"
 
 
 def group_region(

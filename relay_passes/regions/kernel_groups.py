@@ -374,7 +374,7 @@ class _Grouping:
             self._terms |= fused_terms
             inside = producer.bindings + inside
             group.prologue_kernels.append(producer.bindings)
-            group.extra_outputs += [] if _use_count(inside, var) == self._counts.get(var, 0) else [var]
+            group.extra_outputs += [] if use_count(inside, var) == self._counts.get(var, 0) else [var]
             group.fusible_inputs |= producer.fusible_inputs
             self._merge(producer, group)
             worklist += _tensors_read_twice(producer.bindings)
@@ -505,7 +505,8 @@ def _inline_terms(bindings: Sequence[relax.VarBinding]) -> dict[relax.Var, int]:
     return terms
 
 
-def _use_count(bindings: list[relax.VarBinding], var: relax.Var) -> int:
+def use_count(bindings: Sequence[relax.VarBinding], var: relax.Var) -> int:
+    """How many of the bindings read a variable."""
     return sum(var in relax.analysis.free_vars(binding.value) for binding in bindings)
 
 

@@ -14,7 +14,7 @@ from pimflow.core.stages import Pipeline, StageRows, stage_name, stage_rows
 from pimflow.errors import PlanError
 from pimflow.relay_passes.flat import layer_name, operator, rebuild, shape, substitute, use_counts
 from pimflow.relay_passes.operators import BINARY, UNARY
-from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, kernel_groups, use_count
 from pimflow.relay_passes.splits.split_mddp import convolution_rows, row_map
 
 ROWS = 1  # their axis in NHWC
@@ -111,7 +111,7 @@ def _run(pipeline: Pipeline, groups: list[KernelGroup], counts: dict[relax.Var, 
             before = groups[position - 1].result
             if not _source(group).same_as(before):
                 problem = "it does not read the region before it"
-            elif counts[before] != _uses(group, before):
+            elif counts[before] != use_count(group.bindings, before):
                 problem = "others read the region before it, too"
         if not problem and pipeline.modes[position] is Mode.PIM and _prologue(group):
             problem = "PIM does not compute what comes before the convolution"
@@ -164,10 +164,6 @@ def _source(group: KernelGroup) -> relax.Var | None:
     inner_vars = {b.var for b in leading}
     sources = {v for b in leading for v in relax.analysis.free_vars(b.value)} - inner_vars
     return next(iter(sources)) if len(sources) == 1 else None
-
-
-def _uses(group: KernelGroup, var: relax.Var) -> int:
-    return sum(var in relax.analysis.free_vars(b.value) for b in group.bindings)
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,7 @@ class Listing:
         self._access("STG", addresses, active, width_bytes, sources=(2, source))
 
     def _access(
-        self,
-        opcode: str,
-        addresses: np.ndarray,
-        active: np.ndarray,
-        width_bytes: int,
-        **registers: Any,
+        self, opcode: str, addresses: np.ndarray, active: np.ndarray, width_bytes: int, **registers: Any
     ) -> None:
         """Append an access to global memory by the active lanes."""
         lanes = np.flatnonzero(active).tolist()

@@ -114,7 +114,6 @@ class AccelSimLog:
         ``-gpgpu_n_mem`` of the configuration that the log repeats; None if it does not.
     clock_mhz : float, optional
         Clock of the cores.
-    sms : int, optional
     build : str
         Versions and commits at the top of the log; empty if there are none.
     """

@@ -239,11 +239,7 @@ def _shape_features(kernel: Kernel, square: Kernel, dtype: str) -> list[float]:
         -(-geometry.oc // BLOCK_CHANNELS),
     )
     alignment = (min((n & -n).bit_length() - 1, MAX_ALIGNMENT) for n in (geometry.c, geometry.oc, pixels))
-    flags = (
-        kernel.input_bytes > plain_kernel.input_bytes,
-        geometry.is_depthwise,
-        family(square) == "image",
-    )
+    flags = (kernel.input_bytes > plain_kernel.input_bytes, geometry.is_depthwise, family(square) == "image")
     return [*flags, *alignment, *np.log(sizes)]
 
 

@@ -26,11 +26,7 @@ Finding = tuple[str, np.ndarray, Callable[[int], str]]
 
 
 def violations(
-    issued: np.ndarray,
-    spec: PimSpec,
-    program: PimProgram | None = None,
-    channel: int = 0,
-    limit: int = 20,
+    issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0, limit: int = 20
 ) -> list[str]:
     """Messages for the illegal commands among those that one channel issued.
 

@@ -119,7 +119,7 @@ class Ramulator:
         for channel in range(len(program.channels)):
             with tempfile.TemporaryDirectory(prefix="pimflow-") as folder:
                 path, digest = _write(program, channel, Path(folder))
-                sent = command_counts(_single_channel(program, channel))
+                sent = command_counts(replace(program, channels=(program.channels[channel],)))
                 printed.append(self._time(path, digest, sent))
                 bursts.append(sent["gwrite_bursts"])
         return self._result(printed, pim, bursts)
@@ -251,7 +251,3 @@ def _check_device(pim: PimSpec) -> None:
                 f"pim '{pim.name}': Ramulator's device has {name} {value}, not {actual.get(name)}; "
                 f"time it with --timing"
             )
-
-
-def _single_channel(program: PimProgram, channel: int) -> PimProgram:
-    return replace(program, channels=(program.channels[channel],))

@@ -100,13 +100,7 @@ def _stays(requests: RequestTrace, schedule: Schedule, steps_before: np.ndarray)
             tokens[stay] = 1 + steps_before[last[stay] + 1] - steps_before[decode[stay]]
         earlier += tokens[stay]
     return _Stays(
-        request=owner,
-        first=first,
-        last=last,
-        finishes=finishes,
-        target=target,
-        decode=decode,
-        tokens=tokens,
+        request=owner, first=first, last=last, finishes=finishes, target=target, decode=decode, tokens=tokens
     )
 
 

@@ -57,7 +57,6 @@ class PlacedRegions:
 
     Attributes
     ----------
-    graph : RegionGraph
     gpu, dtype, padding : str
         Name of the GPU, storage type, and how convolutions pad (`System.padding`).
     bounds : tuple of float

@@ -39,7 +39,6 @@ class Build:
     ----------
     target : str
         Name of the target, from `pim_backend.runtime.targets.target_name`.
-    executable : VMExecutable
     module : Module
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
@@ -52,7 +51,6 @@ class Build:
         Offsets of all tensors in one pool.
     copies : tuple of TensorCopy
         Parts of tensors that could have been views but are copied.
-    weight_bytes : int
     calls : tuple of KernelCall
         Kernels that one inference calls, if it has primitives and no part on PIM; see
         `primitive_selection.network_time`.
@@ -177,9 +175,7 @@ def find_packed_states(network: Network, inputs: Mapping[str, PackedCache]) -> P
 
 
 def apply_search_result(
-    mod: tvm.IRModule,
-    search_result: SearchResult,
-    primitives: LayerPrimitives | None = None,
+    mod: tvm.IRModule, search_result: SearchResult, primitives: LayerPrimitives | None = None
 ) -> tvm.IRModule:
     """Apply a plan to `mod`, with its primitives, or with `primitives` instead."""
     rewrites = phases.PlanRewrites.from_search(search_result)

@@ -147,10 +147,7 @@ def _deviation_check(
     if deviation is not None and len(finite) == len(deviations):
         allowed = min(LARGEST_BOUND, DEVIATION_MULTIPLE * deviation)
     return OutputCheck(
-        relative_error=error,
-        bound=max(floor, allowed),
-        reference_deviation=deviation,
-        undecided=undecided,
+        relative_error=error, bound=max(floor, allowed), reference_deviation=deviation, undecided=undecided
     )
 
 

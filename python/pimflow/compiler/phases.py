@@ -30,12 +30,7 @@ from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 from pimflow.relay_passes import grid_sample, keep_nan
-from pimflow.relay_passes.flat import (
-    CHANNEL_SETS,
-    RESULT,
-    layer_name,
-    main_bindings,
-)
+from pimflow.relay_passes.flat import CHANNEL_SETS, RESULT, layer_name, main_bindings
 from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.mark_checked import MarkChecked
@@ -49,11 +44,7 @@ from pimflow.relay_passes.memory.plan_pool import PlanPool
 from pimflow.relay_passes.memory.stream_weights import StoreWeightsOnHost, StreamWeights
 from pimflow.relay_passes.pim.decompose_to_matrix_vector import DecomposeToMatrixVector
 from pimflow.relay_passes.pim.drop_codegen_constants import DropCodegenConstants
-from pimflow.relay_passes.pim.outline_attention import (
-    OutlineAttention,
-    PimAttention,
-    attention_sites,
-)
+from pimflow.relay_passes.pim.outline_attention import OutlineAttention, PimAttention, attention_sites
 from pimflow.relay_passes.pim.outline_pim import OutlinePim, symbol
 from pimflow.relay_passes.regions.extract_regions import region_groups
 from pimflow.relay_passes.schedules import keep_registers

@@ -47,7 +47,6 @@ class ReferenceSums:
     ----------
     dtype : str
         Storage type of operands and results.
-    expected : ndarray
     magnitude : ndarray
         ``sum |x*w|`` of each result.
     products : int

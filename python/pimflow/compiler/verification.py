@@ -233,7 +233,6 @@ def verify(
     ----------
     network : Network
         Gives the filters, and the reference with random roundings.
-    built : Build
     inputs : mapping of str to ndarray
         In the network's order and dtypes.
     expected : sequence of ndarray
@@ -242,10 +241,7 @@ def verify(
         Bound on the error of every output, instead of that of `conditioning`.
     """
     reference = OutputReference(
-        expected=expected,
-        perturbed=network.perturbed,
-        tolerance=tolerance,
-        rounded=network.rounded_outputs,
+        expected=expected, perturbed=network.perturbed, tolerance=tolerance, rounded=network.rounded_outputs
     )
     return observe(network, built, system, inputs).verify_outputs(reference)
 

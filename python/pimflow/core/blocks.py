@@ -36,7 +36,6 @@ class KernelLimits:
         Whether products of fp16 may use tensor cores.
     step_ns, launch_ns : float
         Latency of a step of a product's loop, and time of a launch: tiles are chosen by them.
-    clock_mhz : float
     """
 
     multiprocessors: int = 30

@@ -49,7 +49,6 @@ class Task:
 
     Attributes
     ----------
-    resource : Resource
     also : tuple of Resource
         Further resources that it occupies while it executes, but not during its launch: a kernel over all
         memory channels occupies those that have PIM.

@@ -12,9 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pimflow.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Called with the name of an option and a value: returns the value that is kept, or raises `UsageError`.
 Check = Callable[[str, Any], Any]
@@ -122,6 +125,11 @@ class OptionSet:
     def __init_subclass__(cls, group: str = "") -> None:
         cls._group = group or cls._group
 
+    @classmethod
+    def pop_from(cls, keywords: dict[str, Any]) -> Self:
+        """From keywords, without its own of which these are left."""
+        return cls(**{name: keywords.pop(name) for name in field_names(cls) if name in keywords})
+
     def __post_init__(self) -> None:
         cls: type = type(self)
         for name, declaration in declarations(cls).items():
@@ -159,6 +167,22 @@ def type_check(expected: str, *kinds: type) -> Check:
         """Return the value, or raise `UsageError`."""
         require_type(name, value, kinds, expected)
         return value
+
+    return check
+
+
+def mapping_check(expected: str, check_item: Check) -> Check:
+    """The check that a value is a mapping with texts as keys, or None, which stands for an empty one too.
+
+    `check_item` is called with the name and the value of an item, and returns the value that is kept.
+    """
+
+    def check(name: str, mapping: Any) -> Any:
+        """Return the mapping, or raise `UsageError`."""
+        require_type(name, mapping, (Mapping, type(None)), expected)
+        for key in mapping or ():
+            require_type(name, key, (str,), expected)
+        return {key: check_item(key, value) for key, value in (mapping or {}).items()} or None
 
     return check
 

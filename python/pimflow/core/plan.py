@@ -241,9 +241,7 @@ class Plan:
         later_regions = {name for choice in valid_choices for name in choice.regions[1:]}
         choices = tuple(
             _with_supported_primitive(
-                choice_by_region.get(region.name, Choice(regions=(region.name,))),
-                region,
-                can_compute,
+                choice_by_region.get(region.name, Choice(regions=(region.name,))), region, can_compute
             )
             for region in graph.regions
             if region.name not in later_regions

@@ -11,9 +11,7 @@ from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES
 from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, whole_chains
 
 

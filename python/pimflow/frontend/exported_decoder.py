@@ -30,14 +30,12 @@ class ExportedDecoder(ABC):
     ----------
     model : path, ModelProto or TorchProgram
         In fp32: ONNX models of another floating-point type are widened, so that the reference does not round.
-    name : str
     cache_dims : dict of str to (int, int)
         By input that is a cache: its heads, and the elements of each.
     presents : dict of str to str
         By input that is a cache, the output with the tokens of the step in it.
     roles : dict of str to str
         By other input: `TOKENS`, `MASK`, `PLACES`, or `UNREAD` for one that no operator reads.
-    vocabulary : int
     uses : int
         Query heads that share a key head, from attributes of operators or shapes before a Softmax; else 1.
     tokens, context : int or None

@@ -10,11 +10,7 @@ from tvm import relax
 
 from pimflow.relay_passes.canonical.canonicalise import ANCHORS
 from pimflow.relay_passes.canonical.plane_convolutions import LIFTED
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-    operator,
-    rebuild,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES, operator, rebuild
 
 _PRODUCTS = (*ANCHORS, *LIFTED)
 

@@ -35,12 +35,7 @@ from pimflow.frontend.onnx_roles import with_stored_roles
 from pimflow.frontend.quantised_layers import fuse_quantised_layers
 from pimflow.frontend.relax_module import canonical
 from pimflow.host import stderr
-from pimflow.relay_passes.flat import (
-    ACTIVATION_TYPES,
-    CACHE_TYPES,
-    WEIGHT_TYPES,
-    main_bindings,
-)
+from pimflow.relay_passes.flat import ACTIVATION_TYPES, CACHE_TYPES, WEIGHT_TYPES, main_bindings
 from pimflow.zoo import foreign
 
 

@@ -8,11 +8,7 @@ import tvm
 from pimflow.core.region import ROLES
 from pimflow.core.table_files import parse_json
 from pimflow.errors import ModelError
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    layer_name,
-    main_bindings,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, layer_name, main_bindings
 
 # Key of the model's metadata. Its value is a JSON object from names of nodes to `core.region.ROLES`.
 ROLES_KEY = "pimflow.roles"

@@ -24,9 +24,6 @@ class StatefulDecoder:
 
     Attributes
     ----------
-    module : IRModule
-    inputs : dict of str to (tuple of int, str)
-    states : tuple of State
     original_inputs : dict of str to (tuple of int, str)
         Inputs of the original network; its caches are shorter if they grow.
     position : str

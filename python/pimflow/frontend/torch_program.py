@@ -57,7 +57,6 @@ class TorchProgram:
 
     Attributes
     ----------
-    name : str
     module : IRModule
         Layers have the names of their torch modules.
     inputs : tuple of str

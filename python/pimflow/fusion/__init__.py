@@ -16,7 +16,6 @@ from pimflow.fusion.tiling import GroupTiling
 from pimflow.fusion.tiling_candidates import TilingCandidates
 
 __all__ = [
-    "HALOS",
     "KINDS",
     "OBJECTIVES",
     "REUSES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pimflow.core.ranges import RangeMap
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.region import Region, RegionGraph
 from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast_maps, full_maps
 
 _KINDS = {
@@ -69,8 +69,8 @@ def _input_shape(region: Region, dims: tuple[int, ...]) -> Shape:
 def _layer(region: Region, shapes: dict[str, Shape], extra_output: str) -> Layer:
     window = region.geometry or region.kernel.pooling
     result = _shape(region.output_shape)
-    if window is not None and math.prod(window_result := _window_shape(window)) == region.output_elements:
-        result = window_result  # a reshape after the window moves nothing
+    if window is not None and window.n * window.oh * window.ow * window.oc == region.output_elements:
+        result = (window.n, window.oh, window.ow, window.oc)  # a reshape after the window moves nothing
     shapes[region.name] = result
     moves = not _MOVING.isdisjoint(region.operators) and not (window and "%" in "".join(region.inputs))
     maps: list[Maps] = []
@@ -122,7 +122,3 @@ def _reduction_maps(region: Region, x: Shape, result: Shape) -> Maps:
         ends = RangeMap.same(x[0]), RangeMap.same(x[3])
         return (ends[0], RangeMap.whole(x[1], result[1]), RangeMap.whole(x[2], result[2]), ends[1])
     return full_maps(x, result)
-
-
-def _window_shape(window: ConvGeometry) -> Shape:
-    return (window.n, window.oh, window.ow, window.oc)

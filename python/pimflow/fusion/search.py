@@ -47,10 +47,7 @@ class FusionRules(OptionSet, group="search"):
         choices=OBJECTIVES,
     )
     search: str = option(
-        "optimal",
-        "--search HOW",
-        "how groups are found: {choices} (default: %(default)s)",
-        choices=SEARCHES,
+        "optimal", "--search HOW", "how groups are found: {choices} (default: %(default)s)", choices=SEARCHES
     )
     halo: Halo = option(
         "recompute",

@@ -71,11 +71,7 @@ class DeviceRule:
 
 
 # Plausible times in ns: those of JEDEC's DRAMs, with room of about ten times on both sides.
-_TIMES_NS = {
-    "tRC": ("nRC", 4.0, 500.0),
-    "tREFI": ("nREFI", 200.0, 80_000.0),
-    "tRFC": ("nRFC", 10.0, 5_000.0),
-}
+_TIMES_NS = {"tRC": ("nRC", 4.0, 500.0), "tREFI": ("nREFI", 200.0, 80_000.0), "tRFC": ("nRFC", 10.0, 5_000.0)}
 _PERIOD_PS = (50.0, 20_000.0)
 # By term: the commands between which the latency holds, whether only within a gang, the latency, and that of
 # each further burst.

@@ -40,7 +40,6 @@ class Operand:
         One of `SCALES`.
     buffer_elements : int
         Elements of a vector that a global buffer holds; 0 for as many as its columns have room for.
-    source : str
     """
 
     weights: str

@@ -30,7 +30,6 @@ class Setting:
         ``system``, ``gpu`` or ``pim``.
     field, key : str
         Field of the owner, and the key if the field is a table of values.
-    values : tuple
     """
 
     name: str

@@ -53,7 +53,6 @@ class System(OptionSet, group="system"):
 
     Attributes
     ----------
-    gpu, pim : GpuSpec, PimSpec
     pim_channels : int
         Memory channels of the GPU that have PIM; the others serve the GPU in a mixed plan. A plan without PIM
         uses all channels for the GPU. All channels may have PIM if they are time-shared.

@@ -25,6 +25,21 @@ def chart(**parts: object) -> Chart:
     return {"$schema": SCHEMA, **parts}
 
 
+def number(field: str, **options: object) -> Chart:
+    """How a mark encodes a field of numbers, with options of Vega-Lite such as ``title``."""
+    return {"field": field, "type": "quantitative", **options}
+
+
+def category(field: str, **options: object) -> Chart:
+    """How a mark encodes a field of categories, with options of Vega-Lite such as ``sort``."""
+    return {"field": field, "type": "nominal", **options}
+
+
+def layer(mark: object, **encoding: object) -> Chart:
+    """Marks, with what each of their channels encodes."""
+    return {"mark": mark, "encoding": encoding}
+
+
 def zoom_parameter(*axes: str) -> Chart:
     """The parameter ``zoom``: drag to pan, wheel with Ctrl, Shift or Meta to zoom, double click to reset."""
     modifier_keys = "event.ctrlKey || event.shiftKey || event.metaKey"
@@ -50,7 +65,7 @@ def bar_names(name: str, begin: str, end: str, encoding: Chart, condition: str =
         },
         "encoding": {
             **encoding,
-            "text": {"field": name, "type": "nominal"},
+            "text": category(name),
             "opacity": {"condition": {"test": f"{is_wide} && ({condition})", "value": 1}, "value": 0},
         },
     }

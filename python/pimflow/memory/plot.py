@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from pimflow.core.liveness import Lifetime
-from pimflow.host.charts import PALETTE, bar_names, chart, tooltip, zoom_parameter
+from pimflow.host.charts import PALETTE, bar_names, category, chart, layer, number, tooltip, zoom_parameter
 from pimflow.host.pages import Chart
 from pimflow.host.pictures import save
 from pimflow.memory.pools import MemoryPlan
@@ -62,28 +62,19 @@ def pool_view(
         {"bytes": lower_bound_bytes / MB, "what": f"lower bound: {lower_bound_bytes / MB:.3f} MB"},
     ]
     has_room = "abs(scale('y', datum.high) - scale('y', datum.low)) > 13"  # for a line of text
-    label_position: Chart = {
-        "x": {"field": "middle", "type": "quantitative"},
-        "y": {"field": "centre", "type": "quantitative"},
-    }
-    bounds: Chart = {
-        "data": {"values": bound_rows},
-        "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True},
-        "encoding": {
-            "y": {"field": "bytes", "type": "quantitative"},
-            "strokeDash": {
-                "field": "what",
-                "type": "nominal",
-                "scale": {"domain": [row["what"] for row in bound_rows], "range": [[1, 0], [6, 4]]},
-                "legend": {"orient": "top", "title": None, "symbolType": "stroke", "labelLimit": 400},
-            },
-        },
-    }
-    last_step = max((end for _, _, end, _, _ in rectangles), default=1)
-    return {
-        "data": {"values": rows},
-        "layer": [_boxes(last_step), bar_names("label", "begin", "end", label_position, has_room), bounds],
-    }
+    label_position: Chart = {"x": number("middle"), "y": number("centre")}
+    bounds = layer(
+        {"type": "rule", "strokeWidth": 1.5, "clip": True},
+        y=number("bytes"),
+        strokeDash=category(
+            "what",
+            scale={"domain": [row["what"] for row in bound_rows], "range": [[1, 0], [6, 4]]},
+            legend={"orient": "top", "title": None, "symbolType": "stroke", "labelLimit": 400},
+        ),
+    )
+    boxes = _boxes(max((end for _, _, end, _, _ in rectangles), default=1))
+    labels = bar_names("label", "begin", "end", label_position, has_room)
+    return {"data": {"values": rows}, "layer": [boxes, labels, {"data": {"values": bound_rows}, **bounds}]}
 
 
 def _rectangle_rows(rectangles: Sequence[tuple[str, int, int, int, int]]) -> list[dict[str, object]]:
@@ -113,30 +104,30 @@ def _rectangle_rows(rectangles: Sequence[tuple[str, int, int, int, int]]) -> lis
 
 def _boxes(last_step: int) -> Chart:
     """The layer of rectangles, over steps up to `last_step`."""
-    x: Chart = {"field": "begin", "type": "quantitative", "title": "step: a kernel or a PIM program"}
-    x["axis"] = {"format": "d", "tickMinStep": 1}
-    x["scale"] = {"domain": [0, last_step], "nice": False}
-    hover_text = tooltip(
-        ("name", "tensor of"),
-        ("begin", "from step", "d"),
-        ("end", "to before step", "d"),
-        ("low", "offset, MB", ".6f"),
-        ("size", "size, MB", ".6f"),
+    x = number(
+        "begin",
+        title="step: a kernel or a PIM program",
+        axis={"format": "d", "tickMinStep": 1},
+        scale={"domain": [0, last_step], "nice": False},
     )
-    return {
-        "params": [zoom_parameter("x", "y")],
-        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": {"field": "low", "type": "quantitative", "title": "offset in the pool, MB"},
-            "y2": {"field": "high"},
-            "color": {"field": "colour", "type": "nominal", "scale": None},
-            "fillOpacity": {"field": "opacity", "type": "quantitative", "scale": None},
-            "strokeOpacity": {"field": "outline", "type": "quantitative", "scale": None},
-            "tooltip": hover_text,
-        },
-    }
+    boxes = layer(
+        {"type": "rect", "stroke": "white", "strokeWidth": 0.7, "clip": True},
+        x=x,
+        x2={"field": "end"},
+        y=number("low", title="offset in the pool, MB"),
+        y2={"field": "high"},
+        color=category("colour", scale=None),
+        fillOpacity=number("opacity", scale=None),
+        strokeOpacity=number("outline", scale=None),
+        tooltip=tooltip(
+            ("name", "tensor of"),
+            ("begin", "from step", "d"),
+            ("end", "to before step", "d"),
+            ("low", "offset, MB", ".6f"),
+            ("size", "size, MB", ".6f"),
+        ),
+    )
+    return {"params": [zoom_parameter("x", "y")], **boxes}
 
 
 def _outermost(rectangles: Sequence[tuple[str, int, int, int, int]]) -> set[str]:

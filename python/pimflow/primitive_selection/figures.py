@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import pictures
-from pimflow.host.charts import PALETTE, chart, legend_at_top, tooltip
+from pimflow.host.charts import PALETTE, category, chart, layer, legend_at_top, number, tooltip
 from pimflow.host.pages import Chart
 from pimflow.primitive_selection.problem import SelectionProblem, Sums
 from pimflow.primitive_selection.search import Point, fastest
@@ -83,43 +83,24 @@ def _bars(
     rows: Sequence[Mapping[str, object]], title: str, axis: str, group: str = "", label: str = ""
 ) -> Chart:
     """A bar chart: rows have ``name``, ``value``, the label ``told`` and a `group`, drawn side by side."""
-    x: Chart = {"field": "name", "type": "nominal", "sort": None, "title": label or None}
-    x["axis"] = {"labelAngle": -50, "labelLimit": 110}
     sizes = [float(str(row["value"])) for row in rows if row["value"]]
     scale = _scale(sizes) or {"domainMax": max(sizes, default=1.0) * 1.1}
-    y: Chart = {"field": "value", "type": "quantitative", "title": axis, "scale": scale}
-    where: Chart = {"x": x, "y": y}
+    axis_of_names = {"labelAngle": -50, "labelLimit": 110}
+    where: Chart = {
+        "x": category("name", sort=None, title=label or None, axis=axis_of_names),
+        "y": number("value", title=axis, scale=scale),
+    }
     colour: Chart = {"value": PALETTE[0]}
     if group:
         names = list(dict.fromkeys(str(row[group]) for row in rows))
-        where["xOffset"] = {"field": group, "type": "nominal", "sort": names}
-        colour = {
-            "field": group,
-            "type": "nominal",
-            "scale": {"domain": names, "range": list(PALETTE[: len(names)])},
-        }
-        colour["legend"] = legend_at_top()
+        where["xOffset"] = category(group, sort=names)
+        colours = {"domain": names, "range": list(PALETTE[: len(names)])}
+        colour = category(group, scale=colours, legend=legend_at_top())
     low = {"y2": {"datum": scale["domain"][0]}} if "domain" in scale else {}
-    return {
-        **SIZE,
-        "title": title,
-        "data": {"values": list(rows)},
-        "layer": [
-            {
-                "mark": {"type": "bar"},
-                "encoding": {
-                    **where,
-                    **low,
-                    "color": colour,
-                    "tooltip": tooltip(("name", "of"), ("told", axis)),
-                },
-            },
-            {
-                "mark": {"type": "text", "dy": -6, "fontSize": 9},
-                "encoding": {**where, "text": {"field": "told", "type": "nominal"}},
-            },
-        ],
-    }
+    hover_text = tooltip(("name", "of"), ("told", axis))
+    bars = layer({"type": "bar"}, **where, **low, color=colour, tooltip=hover_text)
+    labels = layer({"type": "text", "dy": -6, "fontSize": 9}, **where, text=category("told"))
+    return {**SIZE, "title": title, "data": {"values": list(rows)}, "layer": [bars, labels]}
 
 
 def times_view(kinds: Mapping[str, Sums], name: str = "") -> Chart:
@@ -162,37 +143,24 @@ def front_view(points: Sequence[Point], over: str, kinds: Mapping[str, Sums], na
     rows = [*selected, *greedily, *others]
     names = list(dict.fromkeys(str(entry["what"]) for entry in rows))
     quantity = "memory" if over == "memory" else "footprint of the largest layer"
-    x: Chart = {
-        "field": "taken",
-        "type": "quantitative",
-        "title": f"{quantity} (MiB)",
-        "scale": {"zero": False},
-    }
-    y: Chart = {"field": "ms", "type": "quantitative", "title": "time (ms)"}
-    y["scale"] = _scale(float(str(entry["ms"])) for entry in rows) or {"zero": False}
-    colours = ["#4477aa", "#cc3311", *["#59636e"] * len(names)][: len(names)]
-    if "greedy" not in names:
-        colours = ["#4477aa", *["#59636e"] * len(names)][: len(names)]
-    series: Chart = {"field": "what", "type": "nominal", "sort": names, "legend": legend_at_top(3)}
-    colour = {**series, "scale": {"domain": names, "range": colours}}
+    time_scale = _scale(float(str(entry["ms"])) for entry in rows) or {"zero": False}
+    x = number("taken", title=f"{quantity} (MiB)", scale={"zero": False})
+    y = number("ms", title="time (ms)", scale=time_scale)
+    highlights = ["#4477aa", "#cc3311"] if "greedy" in names else ["#4477aa"]
+    colours = [*highlights, *["#59636e"] * len(names)][: len(names)]
+    series = category("what", sort=names, legend=legend_at_top(3))
     shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(names))]
-    shape = {**series, "scale": {"domain": names, "range": shapes}}
-    line: Chart = {
-        "transform": [{"filter": "datum.what == 'integer program'"}],
-        "mark": {"type": "line", "interpolate": "step-after", "color": "#4477aa"},
-        "encoding": {"x": x, "y": y},
-    }
-    markers: Chart = {
-        "mark": {"type": "point", "size": 50},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": colour,
-            "shape": shape,
-            "tooltip": tooltip(("what", "by"), ("taken", "MiB", ".2f"), ("ms", "ms", ".3f")),
-        },
-    }
-    return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": [line, markers]}
+    line = layer({"type": "line", "interpolate": "step-after", "color": "#4477aa"}, x=x, y=y)
+    markers = layer(
+        {"type": "point", "size": 50},
+        x=x,
+        y=y,
+        color={**series, "scale": {"domain": names, "range": colours}},
+        shape={**series, "scale": {"domain": names, "range": shapes}},
+        tooltip=tooltip(("what", "by"), ("taken", "MiB", ".2f"), ("ms", "ms", ".3f")),
+    )
+    layers = [{"transform": [{"filter": "datum.what == 'integer program'"}], **line}, markers]
+    return {**SIZE, "title": name or "front", "data": {"values": rows}, "layer": layers}
 
 
 def speedups_view(points: Sequence[Point]) -> Chart:
@@ -224,19 +192,13 @@ def layers_view(problem: SelectionProblem, choices: Mapping[str, Mapping[str, Ca
     quantity = "footprint" if problem.memory_model == "sum" else "live, without filters"
     names = list(choices)
     colours = {"domain": names, "range": list(PALETTE[: len(names)])}
-    encoding: Chart = {
-        "x": {"field": "at", "type": "quantitative", "title": "share of the layers"},
-        "y": {"field": "mib", "type": "quantitative", "title": f"{quantity} (MiB)"},
-        "color": {"field": "choice", "type": "nominal", "scale": colours, "legend": legend_at_top()},
-    }
-    mark = {"type": "line", "interpolate": "step-after"}
-    return {
-        **SIZE,
-        "title": "memory over the layers",
-        "data": {"values": rows},
-        "mark": mark,
-        "encoding": encoding,
-    }
+    lines = layer(
+        {"type": "line", "interpolate": "step-after"},
+        x=number("at", title="share of the layers"),
+        y=number("mib", title=f"{quantity} (MiB)"),
+        color=category("choice", scale=colours, legend=legend_at_top()),
+    )
+    return {**SIZE, "title": "memory over the layers", "data": {"values": rows}, **lines}
 
 
 def families(choice: Mapping[str, Candidate]) -> Counter[str]:
@@ -258,13 +220,17 @@ def families_view(points: Sequence[Point], over: str) -> Chart:
     names = [TITLES.get(family, family) for family in FAMILIES]
     used = [name for name in names if any(row["family"] == name for row in rows)]
     colours = {"domain": used, "range": [PALETTE[names.index(name) % len(PALETTE)] for name in used]}
-    x: Chart = {"field": "budget", "type": "ordinal", "sort": None, "title": f"{over} budget (MiB)"}
-    x["axis"] = {"labelAngle": -60}
-    encoding: Chart = {
-        "x": x,
-        "y": {"field": "layers", "type": "quantitative", "stack": True, "title": "layers"},
-        "color": {"field": "family", "type": "nominal", "scale": colours, "legend": legend_at_top(4)},
-        "tooltip": tooltip(("family", "family"), ("layers", "layers", "d"), ("budget", "budget, MiB")),
-    }
-    title = "choices by family"
-    return {**SIZE, "title": title, "data": {"values": rows}, "mark": "bar", "encoding": encoding}
+    bars = layer(
+        "bar",
+        x={
+            "field": "budget",
+            "type": "ordinal",
+            "sort": None,
+            "title": f"{over} budget (MiB)",
+            "axis": {"labelAngle": -60},
+        },
+        y=number("layers", stack=True, title="layers"),
+        color=category("family", scale=colours, legend=legend_at_top(4)),
+        tooltip=tooltip(("family", "family"), ("layers", "layers", "d"), ("budget", "budget, MiB")),
+    )
+    return {**SIZE, "title": "choices by family", "data": {"values": rows}, **bars}

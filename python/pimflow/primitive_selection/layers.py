@@ -298,14 +298,9 @@ class Layers:
         for region in self.graph.regions:
             for layout in layouts[region.name]:
                 if region.name not in self.primitive_layers and layout != "HWC":
-                    remaining = tuple(
-                        candidate_layout
-                        for candidate_layout in layouts[region.name]
-                        if candidate_layout != layout
-                    )
                     edges = self._region_moves(region.name, layout, layouts)
                     if any(move not in profile.moves_ns for move in edges):
-                        layouts[region.name] = remaining
+                        layouts[region.name] = tuple(name for name in layouts[region.name] if name != layout)
         return layouts
 
     def _region_moves(self, name: str, layout: str, layouts: LayoutsByRegion) -> list[Move]:

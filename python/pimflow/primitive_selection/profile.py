@@ -275,14 +275,14 @@ class Profile:
             raise ProfileError(
                 f"{path}: {where}: {error!r}; measure anew with 'pimflow select -o'"
             ) from error
-        known_times_ns = {key: ns for key, ns in times.items() if key[0] in PRIMITIVES}
-        times_by_field = {
-            "times_ns": known_times_ns,
-            "moves_ns": moves,
-            "pools_ns": pools,
-            "kernels_ns": kernels,
-        }
-        return cls(device=device, code=code, **times_by_field)
+        return cls(
+            device=device,
+            code=code,
+            times_ns={key: ns for key, ns in times.items() if key[0] in PRIMITIVES},
+            moves_ns=moves,
+            pools_ns=pools,
+            kernels_ns=kernels,
+        )
 
     def require_device(self, device: Device | None, device_name: str | None) -> None:
         """Raise `ProfileError` if this profile is of another device than `device_name`, or than `device`.
@@ -297,14 +297,9 @@ class Profile:
             )
 
 
-def is_duration(ns: object) -> bool:
-    """Whether a value is a valid time."""
-    return type(ns) in (int, float) and 0 <= ns <= sys.float_info.max
-
-
 def duration(ns: float) -> float:
     """`ns` as a float; raises `ValueError` if it is no valid time."""
-    if not is_duration(ns):
+    if type(ns) not in (int, float) or not 0 <= ns <= sys.float_info.max:
         raise ValueError(f"a time of {ns!r:.40} ns")
     return float(ns)
 

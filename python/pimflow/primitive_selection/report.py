@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Cost
-from pimflow.core.json_form import OMITTED, named
+from pimflow.core.json_form import OMITTED, named, report_from
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.placement import SearchResult
 from pimflow.primitive_selection.problem import Transform
@@ -159,12 +159,7 @@ class SelectionReport:
     @property
     def figures(self) -> Figures:
         """Its time, memory and workspace."""
-        return Figures(
-            time_ns=self.time_ns,
-            memory_bytes=self.memory_bytes,
-            workspace_bytes=self.workspace_bytes,
-            guessed_ns=self.guessed_ns,
-        )
+        return report_from(Figures, self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import RELATIVE_GAP
+from pimflow.core.json_form import report_from
 from pimflow.core.region import RegionGraph
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
-from pimflow.primitive_selection.problem import (
-    Budgets,
-    SelectionProblem,
-    SelectionResult,
-    Sums,
-    is_guess,
-)
+from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums, is_guess
 from pimflow.primitive_selection.profile import (
     ANALYTIC,
     Device,
@@ -32,7 +27,6 @@ from pimflow.primitive_selection.profile import (
 from pimflow.primitive_selection.report import (
     Baseline,
     ChosenPrimitive,
-    Figures,
     OtherLayer,
     SelectionFrontPoint,
     SelectionReport,
@@ -211,16 +205,14 @@ def summary(selection: Selection) -> SelectionReport:
     """The report that ``pimflow select --json`` prints."""
     problem, sums, choice = selection.problem, selection.selected.sums, selection.selected.choice
     others = problem.layout_choices(choice)
-    time_sources = {
-        False: "measured",
-        True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted",
-    }
-    return SelectionReport(
+    time_sources = {False: "measured", True: ANALYTIC if selection.device.cpu == ANALYTIC else "predicted"}
+    return report_from(
+        SelectionReport,
+        sums,
         network=problem.graph.name,
         status="optimal" if selection.selected.gap <= 10 * RELATIVE_GAP else "time limit",
         minimize=selection.objective,
         memory_model=problem.memory_model,
-        **vars(_figures(sums)),
         choices=tuple(
             ChosenPrimitive(
                 layer=step.name,
@@ -239,9 +231,8 @@ def summary(selection: Selection) -> SelectionReport:
             OtherLayer(layer=name, layout=entry.input.layout.value, time_ns=problem.time_ns(entry))
             for name, entry in others.items()
         ),
-        transforms=tuple(sums.transforms),
         greedy_time_ns=selection.greedy and selection.greedy.time_ns,
-        baselines={name: _baseline(entry) for name, entry in selection.baselines.items()},
+        baselines={name: report_from(Baseline, sums) for name, sums in selection.baselines.items()},
         solve_seconds=selection.solve_seconds,
         gap=selection.selected.gap,
         device=selection.device.name,
@@ -268,22 +259,9 @@ def _times_report(selection: Selection) -> TimesReport:
     )
 
 
-def _figures(sums: Sums) -> Figures:
-    return Figures(
-        time_ns=sums.time_ns,
-        memory_bytes=sums.memory_bytes,
-        workspace_bytes=sums.workspace_bytes,
-        guessed_ns=sums.guessed_ns,
-    )
-
-
-def _baseline(sums: Sums) -> Baseline:
-    return Baseline(**vars(_figures(sums)), substituted=sums.substituted)
-
-
 def _front_point(point: Point) -> SelectionFrontPoint:
     greedy_ns = point.greedy and point.greedy.time_ns
-    return SelectionFrontPoint(**vars(_figures(point.selected.sums)), greedy_time_ns=greedy_ns)
+    return report_from(SelectionFrontPoint, point.selected.sums, greedy_time_ns=greedy_ns)
 
 
 def text(selection: Selection) -> str:

@@ -123,12 +123,9 @@ def _windows_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
 # MEC: the rows of all windows in one column of the map are contiguous, so that each window is contiguous.
 
 
-def _mec_rows(primitive: Primitive, layer: ConvGeometry) -> int:
-    return (primitive.extents(layer).pixels - 1) * layer.stride[0] + reach(layer)[0]
-
-
 def _mec_stages(primitive: Primitive, layer: ConvGeometry) -> Stages:
-    rows, width = _mec_rows(primitive, layer), layer.kw * layer.c
+    rows = (primitive.extents(layer).pixels - 1) * layer.stride[0] + reach(layer)[0]
+    width = layer.kw * layer.c
     return {"lowered": (layer.n, layer.ow, rows, width)}
 
 

@@ -71,12 +71,9 @@ def _figures(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
         add(f"layers {mode}", lambda r, mode=mode: str(sum(row["mode"] == mode for row in r["regions"])))
     add("verified", lambda r: "yes" if r["verified"] else "no")
     add("searched for", lambda r: f"{r['objective']} by {r['solver']}")
-    columns = [column("", "what", least=150), *_plan_columns(plans)]
+    columns = [column("", "what", least=150)]
+    columns += [column(name, f"plan{number}", least=110) for number, name in enumerate(plans)]
     yield page.table("figures", columns, rows)
-
-
-def _plan_columns(plans: dict[str, StoredPlan]) -> list[dict[str, object]]:
-    return [column(name, f"plan{number}", least=110) for number, name in enumerate(plans)]
 
 
 def _timelines(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from pimflow.compiler.artifact import PLAN, REPORT, REPORT_VERSION, TIMELINE
 from pimflow.compiler.interface import INTERFACE, Interface
-from pimflow.core.candidate import RESOURCES
 from pimflow.core.table_files import read_json
 from pimflow.errors import ArtifactError, is_utf8
-from pimflow.report_page.timeline_chart import Bar, ChartTask, sort_bars
+from pimflow.report_page.timeline_chart import Bar, TracedTask, sort_bars
 
 _OPENING_BYTES = 3000  # number of bytes of a program that are read to show its first commands
 _OPENING_LINES = 24
@@ -107,18 +106,13 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def _bars(timeline: dict[str, Any]) -> tuple[Bar, ...]:
-    bars: list[Bar] = []
-    for event in timeline["traceEvents"]:
-        if event["ph"] == "X":
-            args, begin_us = event["args"], event["ts"]
-            task = ChartTask(
-                resource=RESOURCES[event["tid"]],
-                name=event["name"],
-                layers=args["regions"],
-                begin_us=begin_us,
-                end_us=begin_us + event["dur"],
-                also=args.get("also", ()),
-                is_baseline=event["pid"] != 0,
-            )
-            bars += task.bars()
-    return tuple(sort_bars(bars))
+    events = [event for event in timeline["traceEvents"] if event["ph"] == "X"]
+    return tuple(
+        sort_bars(
+            [
+                bar
+                for event in events
+                for bar in TracedTask.from_event(event).bars(is_baseline=event["pid"] != 0)
+            ]
+        )
+    )

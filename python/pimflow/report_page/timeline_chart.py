@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pimflow.core.candidate import Resource
+from pimflow.core.candidate import RESOURCES, Resource
 from pimflow.host.charts import (
     BAR_TEXT_COLOUR,
     COLOURS,
     bar_names,
+    category,
     chart,
+    layer,
     legend_at_top,
+    number,
     tooltip,
     zoom_parameter,
 )
@@ -44,38 +48,56 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChartTask:
+class TracedTask:
     """A task on the timeline.
 
     Attributes
     ----------
-    also : sequence of str
-        Other resources that it occupies.
-    is_baseline : bool
-        Whether it is of the baseline, which has a row of its own.
+    regions : tuple of str
+        Regions that it is part of.
+    launched : int
+        Number of kernels or PIM programs that it launches.
+    also : tuple of Resource
+        Other resources that it occupies after its launch (`core.candidate.Task`).
     """
 
-    resource: Resource
     name: str
-    layers: Sequence[str]
-    begin_us: float
-    end_us: float
-    also: Sequence[Resource] = ()
-    is_baseline: bool = False
+    resource: Resource
+    start_us: float
+    duration_us: float
+    regions: tuple[str, ...]
+    launched: int
+    also: tuple[Resource, ...] = ()
 
-    def bars(self) -> list[Bar]:
-        """The bars of the task, in the rows of its resource and of the others that it occupies."""
-        rows = (
-            [GPU_ONLY] if self.is_baseline else [ROWS[resource] for resource in (self.resource, *self.also)]
+    @property
+    def end_us(self) -> float:
+        """The time at which it ends."""
+        return self.start_us + self.duration_us
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> TracedTask:
+        """From an event of ``timeline.json``; raises as a dictionary for one of another form."""
+        return cls(
+            name=event["name"],
+            resource=RESOURCES[event["tid"]],
+            start_us=event["ts"],
+            duration_us=event["dur"],
+            regions=tuple(event["args"]["regions"]),
+            launched=int(event["args"]["launched"]),
+            also=tuple(event["args"].get("also", ())),
         )
+
+    def bars(self, *, is_baseline: bool = False) -> list[Bar]:
+        """The bars of the task: in the rows of its resources, or in that of the baseline."""
+        rows = [GPU_ONLY] if is_baseline else [ROWS[resource] for resource in (self.resource, *self.also)]
         return [
             Bar(
                 row=row,
-                kind="baseline" if self.is_baseline else self.resource,
+                kind="baseline" if is_baseline else self.resource,
                 name=self.name,
-                layers=", ".join(self.layers),
-                layer_names=tuple(self.layers),
-                begin_us=self.begin_us,
+                layers=", ".join(self.regions),
+                layer_names=self.regions,
+                begin_us=self.start_us,
                 end_us=self.end_us,
             )
             for row in rows
@@ -113,15 +135,15 @@ def timeline(
         }
         for bar in bars
     ]
-    y: Chart = {"field": "row", "type": "nominal", "sort": rows, "title": None}
-    y["axis"] = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
+    axis = {"ticks": False, "domain": False, "labelLimit": 140, "labelPadding": 6}
+    y = category("row", sort=rows, title=None, axis=axis)
     tasks = _task_layer(y, max([latency_us, *(bar.end_us for bar in bars)]))
     match = "search == '' || indexof(lower(datum.name + ' ' + datum.layers), lower(search)) >= 0"
     if is_searchable:
         kinds = [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)]
         tasks["encoding"]["color"]["legend"] = {**legend_at_top(), "values": kinds}
         tasks["encoding"]["opacity"] = {"condition": {"test": match, "value": 1}, "value": 0.12}
-    where: Chart = {"x": {"field": "middle", "type": "quantitative"}, "y": y}
+    where: Chart = {"x": number("middle"), "y": y}
     names = bar_names("name", "begin", "end", where, match if is_searchable else "true")
     parts: Chart = {"data": {"values": values}, "layer": [tasks, names]}
     heading: Chart = {"title": title} if title else {}
@@ -132,29 +154,25 @@ def timeline(
 
 def _task_layer(y: Chart, end_us: float) -> Chart:
     """The bars of the timeline, from 0 to `end_us`, in the rows of `y`."""
-    x: Chart = {"field": "begin", "type": "quantitative", "title": "time, us"}
-    x["scale"] = {"domain": [0, end_us], "nice": False}
     colour_scale = {"domain": list(COLOURS), "range": list(COLOURS.values())}
-    return {
-        "params": [zoom_parameter("x")],
-        "mark": {
+    bars = layer(
+        {
             "type": "bar",
             "stroke": BAR_TEXT_COLOUR,
             "strokeWidth": 0.4,
             "clip": True,
             "height": {"band": 0.86},
         },
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": y,
-            "color": {"field": "kind", "type": "nominal", "scale": colour_scale, "legend": None},
-            "tooltip": tooltip(
-                ("name", "task"),
-                ("layers", "layers"),
-                ("begin", "from, us", ".3f"),
-                ("end", "to, us", ".3f"),
-                ("length", "takes, us", ".3f"),
-            ),
-        },
-    }
+        x=number("begin", title="time, us", scale={"domain": [0, end_us], "nice": False}),
+        x2={"field": "end"},
+        y=y,
+        color=category("kind", scale=colour_scale, legend=None),
+        tooltip=tooltip(
+            ("name", "task"),
+            ("layers", "layers"),
+            ("begin", "from, us", ".3f"),
+            ("end", "to, us", ".3f"),
+            ("length", "takes, us", ".3f"),
+        ),
+    )
+    return {"params": [zoom_parameter("x")], **bars}

@@ -16,14 +16,7 @@ from onnx import TensorProto, external_data_helper, numpy_helper, shape_inferenc
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.language.decoder_files import is_decoder_file
-from pimflow.zoo.precision import (
-    NARROW,
-    OTHER_TYPES,
-    has_double,
-    refuse_bit_casts,
-    require_types,
-    to_single,
-)
+from pimflow.zoo.precision import NARROW, OTHER_TYPES, has_double, refuse_bit_casts, require_types, to_single
 from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
 

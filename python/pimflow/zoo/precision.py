@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -85,18 +85,16 @@ def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def has_other_types(model: onnx.ModelProto) -> bool:
-    """Whether `to_single` changes any input, output, weight or intermediate tensor of known type."""
+def has_other_types(model: onnx.ModelProto, kinds: Collection[int] = OTHER_TYPES) -> bool:
+    """Whether an input, output, weight or intermediate tensor of known type is of `kinds`."""
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     stored = {value.type.tensor_type.elem_type for value in values}
-    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(OTHER_TYPES)
+    return not stored.union(tensor.data_type for tensor in model.graph.initializer).isdisjoint(kinds)
 
 
 def has_double(model: onnx.ModelProto) -> bool:
     """Whether an input, output, weight or intermediate tensor of known type is fp64."""
-    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    stored = {value.type.tensor_type.elem_type for value in values}
-    return TensorProto.DOUBLE in stored.union(tensor.data_type for tensor in model.graph.initializer)
+    return has_other_types(model, [TensorProto.DOUBLE])
 
 
 def to_single(
@@ -201,32 +199,23 @@ def _cast_target(cast: onnx.NodeProto) -> onnx.AttributeProto:
 
 def _insert_rounding(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
     """Let the casts that write the tensors `kinds` round to these types; a second cast makes results fp32."""
-    nodes = [node for subgraph in _graphs(graph) for node in subgraph.node]
-    used_names = {name for node in nodes for name in (*node.input, *node.output)}
+    rounded = _unused_names(kinds, ".rounded", graph)
     for subgraph in _graphs(graph) if kinds else ():
         for place, node in reversed(list(enumerate(subgraph.node))):
             (name, *_) = (*node.output, "")
             if name in kinds:
-                rounded = f"{name}.rounded"
-                while rounded in used_names:
-                    rounded += "_"
                 subgraph.node.insert(
-                    place + 1, helper.make_node("Cast", [rounded], [name], to=TensorProto.FLOAT)
+                    place + 1, helper.make_node("Cast", [rounded[name]], [name], to=TensorProto.FLOAT)
                 )
-                node.output[0] = rounded
+                node.output[0] = rounded[name]
                 _cast_target(node).i = kinds[name]
 
 
 def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
     """Cast the outputs in `kinds` to their types, under their old names, by a node each."""
-    nodes = [node for subgraph in _graphs(graph) for node in subgraph.node]
-    used_names = {name for node in nodes for name in (*node.input, *node.output)}
-    single: dict[str, str] = {}
-    for name in {name for node in graph.node for name in node.output} & kinds.keys():
-        single[name] = f"{name}.single"
-        while single[name] in used_names:
-            single[name] += "_"
-    for node in nodes:
+    written = {name for node in graph.node for name in node.output}
+    single = _unused_names(written & kinds.keys(), ".single", graph)
+    for node in (node for subgraph in _graphs(graph) for node in subgraph.node):
         for names in (node.input, node.output):
             for index, name in enumerate(names):
                 names[index] = single.get(name, name)
@@ -236,6 +225,18 @@ def _cast_outputs(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> None:
             graph.node.append(
                 helper.make_node("Cast", [single[value.name]], [value.name], to=kinds[value.name])
             )
+
+
+def _unused_names(names: Iterable[str], end: str, graph: onnx.GraphProto) -> dict[str, str]:
+    """By name, the name with an `end` that no tensor of a graph has, for which underscores may follow."""
+    nodes = (node for subgraph in _graphs(graph) for node in subgraph.node)
+    used_names = {name for node in nodes for name in (*node.input, *node.output)}
+    unused = {}
+    for name in names:
+        unused[name] = f"{name}{end}"
+        while unused[name] in used_names:
+            unused[name] += "_"
+    return unused
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -17,10 +17,7 @@ def add_arguments(sub: CommandParser) -> None:
     from pimflow.commands.command_line import options
 
     sub.positional(
-        "action",
-        "list|size|clear",
-        "list it (default), print its bytes, or delete its results",
-        nargs="?",
+        "action", "list|size|clear", "list it (default), print its bytes, or delete its results", nargs="?"
     )
     options.cache_option(sub, "output")
 

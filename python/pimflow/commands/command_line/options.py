@@ -131,10 +131,7 @@ def target_system(args: argparse.Namespace) -> System:
 
 
 # Options of the system that only some modes heed, with these modes.
-_MODES_OF_OPTIONS = {
-    "splits": (Mode.SPLIT,),
-    "scheduling": (Mode.PIM, Mode.SPLIT, Mode.PIPELINE),
-}
+_MODES_OF_OPTIONS = {"splits": (Mode.SPLIT,), "scheduling": (Mode.PIM, Mode.SPLIT, Mode.PIPELINE)}
 
 
 def _require_modes(args: argparse.Namespace) -> None:

@@ -32,7 +32,6 @@ from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
 from pimflow.compiler.kernel_checks.check import require_kernels
 from pimflow.compiler.verification import Verification
-from pimflow.core.options import field_names
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
@@ -231,8 +230,8 @@ def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.expor
             raise UsageError("out is given twice: by its name, and in the second place")
         args, out = None, args
     example = Example.from_arguments(model, args, kwargs, dynamic_shapes)
-    settings, search_keywords = _split(keywords)
-    inputs, search_keywords = example.with_example(settings, search_keywords)
+    settings = CompileOptions.pop_from(keywords)
+    inputs, search_keywords = example.with_example(settings, keywords)
     settings, model = replace(settings, **inputs), example.model
     convention_names(settings.conventions, as_system(system))  # raises before the work
     search_keywords = network_keywords(model, settings, search_keywords)
@@ -260,13 +259,6 @@ def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.expor
     with ir_dump.dump_ir(request.dump_ir, force=force):
         compiled = _compile(request, example, begin)
     return compiled.with_conventions(settings.conventions, progress)
-
-
-def _split(keywords: Mapping[str, Any]) -> tuple[CompileOptions, dict[str, Any]]:
-    """The options of the compilation, and the keywords of its search."""
-    names = field_names(CompileOptions)
-    settings = CompileOptions(**{name: value for name, value in keywords.items() if name in names})
-    return settings, {name: value for name, value in keywords.items() if name not in names}
 
 
 def _compile(request: steps.CompileRequest, example: Example, begin: float) -> Compiled:

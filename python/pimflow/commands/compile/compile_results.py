@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pimflow.commands.compile.compile_steps import BuildSet, CompileRequest, ReferenceRun
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared.front import ParetoPoint
@@ -30,10 +30,6 @@ from pimflow.placement import SearchResult
 from pimflow.primitive_selection import selection as primitive_selection
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport, plan_primitives
 from pimflow.primitive_selection.selection import Selection
-
-if TYPE_CHECKING:
-    pass
-from pimflow.commands.compile.compile_steps import BuildSet, CompileRequest, ReferenceRun
 
 
 def extra_reports(

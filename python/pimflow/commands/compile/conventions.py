@@ -11,6 +11,7 @@ from pimflow.commands.compile.options import ALL, NONE
 from pimflow.commands.shared.plan_report import AccountingTerm, Convention, ConventionsReport
 from pimflow.commands.shared.prepare import with_other_copies
 from pimflow.commands.shared.report import Report
+from pimflow.core.json_form import report_from
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.typed_values import read_fields
@@ -113,7 +114,6 @@ class ConventionSearch:
 
     Attributes
     ----------
-    search_result : SearchResult
     plan : Plan, optional
         Plan to apply under every convention, in place of searches.
     copies_graph : RegionGraph
@@ -189,9 +189,8 @@ class ConventionSearch:
         evaluation, searched_again = plan_evaluation(search_result, plan), search_result.speedup
         same_plan = search_result.baseline.latency_ns / evaluation.latency_ns if evaluation else None
         if same_plan and search_result.goal.objective == "latency":
-            searched_again = max(
-                searched_again, same_plan
-            )  # its splits may not be candidates under the convention
+            # Its splits may not be candidates under the convention.
+            searched_again = max(searched_again, same_plan)
         return ConventionGain(
             same_plan=same_plan, searched_again=searched_again, gap=search_result.gap, terms=terms
         )
@@ -226,13 +225,7 @@ def with_gains(report: Report, base: System, gains: Mapping[str, ConventionGain]
     """Return `report`, of a plan for `base`, with the gains under further conventions."""
     systems, earlier = convention_systems(base), report.conventions
     by_name = {convention.name: convention for convention in earlier.searched} | {
-        name: Convention(
-            name=name,
-            what=systems[name].text,
-            same_plan=gain.same_plan,
-            searched_again=gain.searched_again,
-            gap=gain.gap,
-        )
+        name: report_from(Convention, gain, name=name, what=systems[name].text)
         for name, gain in gains.items()
     }
     conventions = ConventionsReport(

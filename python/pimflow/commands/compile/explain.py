@@ -26,8 +26,6 @@ class ExplainedCandidate:
         Memory channels of its tensors, as in `core.plan.Choice`.
     pending : tuple of str
         Deferred epilogue: operators that the readers of its output compute.
-    cost : Cost
-    tasks : tuple of Task
     """
 
     name: str

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.commands.compile.conventions import convention_systems
 from pimflow.commands.shared.front import ParetoPoint
-from pimflow.commands.shared.layer_details import (
-    LayerSize,
-    candidate_reports,
-    program_reports,
-    schedule_text,
-)
+from pimflow.commands.shared.layer_details import LayerSize, candidate_reports, program_reports, schedule_text
 from pimflow.commands.shared.memory_report import MemoryReport, PoolReport
 from pimflow.commands.shared.plan_report import ConventionsReport, PlanReport
 from pimflow.commands.shared.report import (

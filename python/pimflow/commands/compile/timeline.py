@@ -24,7 +24,7 @@ from pimflow.hardware import System
 from pimflow.host import pictures
 from pimflow.host.files import replace_file
 from pimflow.placement import Evaluation, SearchResult
-from pimflow.report_page.timeline_chart import Bar, ChartTask, sort_bars, timeline
+from pimflow.report_page.timeline_chart import Bar, TracedTask, sort_bars, timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,46 +33,6 @@ if TYPE_CHECKING:
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
 PROCESSES = ("plan", "GPU alone")  # indices are process numbers in the file
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracedTask:
-    """A task on the timeline.
-
-    Attributes
-    ----------
-    regions : tuple of str
-        Regions that it is part of.
-    launched : int
-        Number of kernels or PIM programs that it launches.
-    also : tuple of Resource
-        Other resources that it occupies after its launch (`core.candidate.Task`).
-    """
-
-    name: str
-    resource: Resource
-    start_us: float
-    duration_us: float
-    regions: tuple[str, ...]
-    launched: int
-    also: tuple[Resource, ...] = ()
-
-    @property
-    def end_us(self) -> float:
-        """The time at which it ends."""
-        return self.start_us + self.duration_us
-
-    def to_chart(self, *, is_baseline: bool = False) -> ChartTask:
-        """The task as the chart of a timeline shows it."""
-        return ChartTask(
-            resource=self.resource,
-            name=self.name,
-            layers=self.regions,
-            begin_us=self.start_us,
-            end_us=self.end_us,
-            also=self.also,
-            is_baseline=is_baseline,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +89,7 @@ class PlanTrace(JsonTree):
     def _from_perfetto(cls, stored: Mapping[str, Any]) -> PlanTrace:
         tasks, baseline = (
             tuple(
-                TracedTask(
-                    name=event["name"],
-                    resource=RESOURCES[event["tid"]],
-                    start_us=event["ts"],
-                    duration_us=event["dur"],
-                    regions=tuple(event["args"]["regions"]),
-                    launched=int(event["args"]["launched"]),
-                    also=tuple(event["args"].get("also", ())),
-                )
+                TracedTask.from_event(event)
                 for event in stored["traceEvents"]
                 if event["ph"] == "X" and event["pid"] == process
             )
@@ -282,6 +234,6 @@ def draw(path: str | os.PathLike[str], trace: PlanTrace) -> None:
 
 def bars(trace: PlanTrace) -> list[Bar]:
     """The bars of a timeline's chart."""
-    tasks = [task.to_chart() for task in trace.tasks]
-    tasks += [task.to_chart(is_baseline=True) for task in trace.baseline]
-    return sort_bars([bar for task in tasks for bar in task.bars()])
+    bars = [bar for task in trace.tasks for bar in task.bars()]
+    bars += [bar for task in trace.baseline for bar in task.bars(is_baseline=True)]
+    return sort_bars(bars)

@@ -92,7 +92,6 @@ class ModuleCall:
 
     Attributes
     ----------
-    example : Example
     build : Build
         What runs: that of the target if its device is here, else of the stand-in.
     """

@@ -112,7 +112,6 @@ class FusionReport(JsonTree):
         Source of each energy constant.
     recomputed_macs : int
         Multiply-accumulates of halo rows that are recomputed.
-    layers : tuple of LayerShare
     dram_bytes_original, reduction_of_original, decomposition
         Of a decomposed network: traffic of the original layer by layer, the share of it that is saved, and
         the decomposed layers.

@@ -202,7 +202,6 @@ class CompiledStep:
 
     Attributes
     ----------
-    lengths : Lengths
     input_types : dict of str to (tuple of int, str)
         Shape and dtype of every input.
     states : tuple of State

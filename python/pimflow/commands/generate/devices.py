@@ -60,11 +60,6 @@ class DeviceGroup:
             for each in range(1, blocks + 1)
         )
 
-    @property
-    def busy_devices(self) -> int:
-        """Devices that work at a time."""
-        return self.count if self.parallel == TENSOR else 1
-
     def link_ns(self, decoder: Decoder, rows: int, element_bytes: int) -> float:
         """Time of a step on links, for `rows` tokens of all sequences, of which logits of one row each.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.shared.search_arguments import as_system
 from pimflow.core.attention import Attention
-from pimflow.core.json_form import Json, json_form
+from pimflow.core.json_form import Json, json_form, report_from
 from pimflow.errors import UsageError
 from pimflow.hardware import System
 from pimflow.placement import Costs, Profiling
@@ -35,7 +35,6 @@ class AttentionRow:
         Heads on this device.
     channels : int
         PIM channels that it has.
-    ns : float
     source : str
         How the time was made.
     """
@@ -209,14 +208,13 @@ def llmservingsim(
     costs = Costs(system, profiling or Profiling())
     heads = decoder.heads, decoder.kv_heads, decoder.head_size
     schedules, points = _points(costs, decode_attention(*heads, places=max(lengths)), lengths)
-    return ServingAttention(
+    return report_from(
+        ServingAttention,
+        decoder,
         model=decoder.name,
         pim=system.pim.name,
         dtype=system.dtype,
         timing=system.timing,
-        heads=decoder.heads,
-        kv_heads=decoder.kv_heads,
-        head_size=decoder.head_size,
         channels=system.pim_channels,
         schedules=schedules,
         line=AttentionLine.fit(points),

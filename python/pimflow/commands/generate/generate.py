@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -37,7 +37,6 @@ from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.compiler.verification import Verification
 from pimflow.core.goal import GoalOptions
-from pimflow.core.options import field_names
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.frontend import Network
@@ -51,24 +50,6 @@ from pimflow.simulators.pim.timing import STRICT
 from pimflow.weight_types import plain_type
 from pimflow.zoo.language import graph as decoder_graph
 from pimflow.zoo.language.decoder import Decoder
-
-if TYPE_CHECKING:
-    from typing import TypedDict
-
-    from typing_extensions import Unpack
-
-    class _Figures(TypedDict):
-        requests: tuple[Completion, ...]
-        held_bytes: int
-        regions: int
-        regions_on_pim: int
-        blocks: int
-        compiled_blocks: int
-        max_relative_error: float
-        bound: float
-        sure_tokens: int
-        timing_violations: int | None
-
 
 Progress = Callable[[str], None]
 
@@ -184,8 +165,7 @@ def generate(
     VerificationError
         If logits differ from the reference by more than their bound, or a token differs.
     """
-    names = field_names(GenerateOptions)
-    options = GenerateOptions(**{name: keywords.pop(name) for name in names if name in keywords})
+    options = GenerateOptions.pop_from(keywords)
     sampler = Sampler.from_options(options.temperature, options.top_k, options.top_p, options.seed)
     language = open_language_model(model, options.tokenizer, options)
     prompts = language.tokenize_prompts(options.prompt, options.tokens, options.chat)
@@ -482,7 +462,7 @@ def _model_costs(
     """
     device = StepCosts.from_search(block, model.layers, shared_regions(block.graph)) + output
     link_ns = job.group.link_ns(model, rows, ELEMENT_BYTES[job.search_request.system.dtype])
-    busy = job.group.busy_devices
+    busy = job.group.count if job.group.parallel == TENSOR else 1  # devices that work at a time
     return StepCosts(
         ns=device.ns + link_ns,
         ns_gpu_only=device.ns_gpu_only + link_ns,
@@ -510,11 +490,6 @@ def _random_inputs(network: Network) -> dict[str, np.ndarray]:
     """Random inputs of a block, with a mask that hides no token."""
     inputs = network.example_inputs()
     return inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}
-
-
-def _devices_text(group: DeviceGroup) -> str | None:
-    """How several devices share a model; None for one."""
-    return f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None
 
 
 def _weights_in_pim(language: LanguageModel, system: System) -> str | None:
@@ -554,19 +529,17 @@ def _cache_in_pim(language: LanguageModel, system: System) -> str | None:
 
 
 def _report(
-    job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Unpack[_Figures]
+    job: GenerationJob, *, ttft: StepCosts, cost_model: DecodeCostModel, **figures: Any
 ) -> Generation:
-    """The report, with the figures that follow from the times."""
-    language, system = job.language, job.search_request.system
+    """The report: `figures` are fields of it, and others follow from the times."""
+    language, system, group = job.language, job.search_request.system, job.group
     first: Completion = figures["requests"][0]
     mean = cost_model.mean
     return Generation(
         model=language.name,
         tokens=first.tokens,
         text=first.text,
-        weights=f"{language.weights} to {system.dtype}"
-        if "widened" in language.weights
-        else language.weights,
+        weights=language.weights + f" to {system.dtype}" * ("widened" in language.weights),
         weights_in_pim=_weights_in_pim(language, system),
         cache=(language.decoder.cache_type if language.decoder else "") or None,
         cache_in_pim=_cache_in_pim(language, system),
@@ -587,7 +560,7 @@ def _report(
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
         room_bytes=_room_bytes(system),
-        devices=_devices_text(job.group),
+        devices=f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None,
         verified=True,  # else an error was raised
         **figures,
     )

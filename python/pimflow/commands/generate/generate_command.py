@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from pimflow.commands.command_line import output
 from pimflow.commands.command_line.command_parser import CommandParser
@@ -45,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     target_system = options.target_system(args)
     keywords = args.parser.keywords(args, GenerateOptions, GoalOptions)
     for name in ("prompt", "tokens"):
-        keywords[name] = keywords[name] and _unwrap_single(keywords[name])
+        if len(keywords[name] or ()) == 1:
+            (keywords[name],) = keywords[name]
     prompts = args.prompt or [""] * len(args.tokens or [""])
     end = "\n" if args.chat else ""  # of what a user says
     unprinted = prompts[:1]  # printed with the first new token, when arguments are known to be valid
@@ -73,8 +73,3 @@ def run(args: argparse.Namespace) -> None:
             text = " ".join(map(str, request.tokens)) if request.text is None else request.text
             print(f"{prompt}{end}{text}")
     print(generation.table())
-
-
-def _unwrap_single(values: list[Any]) -> Any:
-    """The element of a list of one; else the list."""
-    return values[0] if len(values) == 1 else values

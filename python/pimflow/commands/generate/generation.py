@@ -47,21 +47,11 @@ class StepCosts:
 
     def scale(self, factor: float) -> StepCosts:
         """Multiply all costs by a factor."""
-        return StepCosts(
-            ns=self.ns * factor,
-            ns_gpu_only=self.ns_gpu_only * factor,
-            pj=self.pj * factor,
-            pj_gpu_only=self.pj_gpu_only * factor,
-        )
+        return StepCosts(**{name: factor * cost for name, cost in vars(self).items()})
 
     def __add__(self, step: StepCosts) -> StepCosts:
         """The sum: two steps, one after the other."""
-        return StepCosts(
-            ns=self.ns + step.ns,
-            ns_gpu_only=self.ns_gpu_only + step.ns_gpu_only,
-            pj=self.pj + step.pj,
-            pj_gpu_only=self.pj_gpu_only + step.pj_gpu_only,
-        )
+        return StepCosts(**{name: cost + getattr(step, name) for name, cost in vars(self).items()})
 
 
 def _repeated_cost(
@@ -198,7 +188,6 @@ class Completion:
 
     Attributes
     ----------
-    prompt_tokens : int
     tokens : tuple of int or None
         New tokens; None of a model without weights.
     text : str or None

@@ -48,8 +48,6 @@ class LanguageModel:
 
     Attributes
     ----------
-    name : str
-    vocabulary : int
     max_context : int or None
         Longest context that it supports; None if unknown.
     kv_elements : int

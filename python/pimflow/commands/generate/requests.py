@@ -50,7 +50,6 @@ class Continuation:
     ----------
     n : int
         The largest number of new tokens.
-    sampler : Sampler
     stops : sequence of str
         Texts before which the new text ends.
     """
@@ -73,7 +72,6 @@ class GenerationRequest:
         Number of tokens whose keys and values are in the cache.
     pending_tokens : list of int
         Tokens that run next: at first the prompt, then the newest token.
-    verifier : TokenVerifier
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class Sampler:
         0 for the largest logit.
     top_k, seed, request : int
         `top_k` is 0 for all tokens.
-    top_p : float
     """
 
     temperature: float = 0.0

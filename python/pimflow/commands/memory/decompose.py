@@ -21,7 +21,6 @@ from pimflow.commands.shared.search_arguments import SearchArguments, as_system
 from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.compiler.interface import Interface
 from pimflow.core.goal import GoalOptions
-from pimflow.core.options import field_names
 from pimflow.core.output_error import max_error_check
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike
@@ -92,7 +91,7 @@ def export_decomposed(
         If the outputs differ; nothing is written.
     """
     calibration = keywords.pop("calibration", None)
-    settings = InputOptions(**{name: keywords.pop(name, None) for name in field_names(InputOptions)})
+    settings = InputOptions.pop_from(keywords)
     keywords = network_keywords(model, settings, keywords)
     arguments = SearchArguments.from_keywords({**keywords, "decompose": request})
     options, system = arguments.options, as_system(system)

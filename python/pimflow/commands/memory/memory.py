@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import relax
 
-from pimflow.commands.memory.internal_memory import InternalMemory, uncompiled_memory
 from pimflow.commands.memory.options import MemoryOptions
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.arguments import public
@@ -20,9 +19,10 @@ from pimflow.compiler.interface import Interface
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import data_frame
-from pimflow.core.json_form import Json, json_form
+from pimflow.core.json_form import Json, fields_form, json_form
 from pimflow.core.liveness import Liveness
 from pimflow.core.options import split_keywords
+from pimflow.core.region import ELEMENT_BYTES
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation
@@ -33,12 +33,43 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.operator_memory import operator_liveness
 from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from pimflow.frontend import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalMemory:
+    """Pools of tensors that a network computes, without inputs and weights (TeMCO, sections 2.2, 4.2).
+
+    Attributes
+    ----------
+    internal_peak_bytes : int
+        Of the compiled network.
+    internal_peak_bytes_original : int
+        Of the original network, with a result for each layer: activations are not fused.
+    internal_peak_bytes_original_coalesced : int, optional
+        Of the original network compiled, with activations fused; None if no layer was decomposed.
+    internal_peak_bytes_decomposed : int, optional
+        Of the decomposed network, with a result for each layer; None if no layer was decomposed.
+    weight_bytes, weight_bytes_original : int
+        Of all constants, fp32.
+    flops, flops_original : int
+        `layer_flops.flops`.
+    """
+
+    internal_peak_bytes: int
+    internal_peak_bytes_original: int
+    internal_peak_bytes_original_coalesced: int | None
+    internal_peak_bytes_decomposed: int | None
+    weight_bytes: int
+    weight_bytes_original: int
+    flops: int
+    flops_original: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +81,6 @@ class NetworkMemory:
     liveness : Liveness
         Lifetimes of the tensors that the plan places: those that the network computes and, if the system
         streams them, weights. Inputs and resident weights lie elsewhere.
-    plan : MemoryPlan
     weights : str
         One of `hardware.systems.WEIGHTS`: whether the plan has weights.
     kernels, inputs, input_bytes : int
@@ -104,23 +134,17 @@ class NetworkMemory:
 
     def to_json(self) -> dict[str, Json]:
         """The tree that ``pimflow memory --json`` prints, without the comparison of policies."""
+        figures = [
+            *("weights", "kernels", "inputs", "input_bytes", "tvm_pool_bytes", "eager_bytes"),
+            *("lazy_peak_bytes", "eager_allocations", "lazy_groups", "overwritten", "copies"),
+        ]
         return {
             **self.plan.to_json(),
-            "weights": self.weights,
-            "kernels": self.kernels,
-            "inputs": self.inputs,
-            "input_bytes": self.input_bytes,
-            "tvm_pool_bytes": self.tvm_pool_bytes,
-            "eager_bytes": self.eager_bytes,
-            "lazy_peak_bytes": self.lazy_peak_bytes,
-            "eager_allocations": self.eager_allocations,
-            "lazy_groups": self.lazy_groups,
-            "overwritten": self.overwritten,
-            "copies": json_form(self.copies),
-            "order": json_form(self.order.summary()) if self.order else None,
+            **{name: json_form(getattr(self, name)) for name in figures},
+            "order": json_form(self.order and self.order.summary()),
             "decomposition": json_form(self.decomposition),
-            "skips": json_form(self.skips.summary()) if self.skips else None,
-            **self.internal.summary(),
+            "skips": json_form(self.skips and self.skips.summary()),
+            **fields_form(self.internal),
             "fused": json_form(self.fused),
         }
 
@@ -204,7 +228,7 @@ class _MemoryPlanner:
         """Measure the original and the decomposed network; `prepare` calls it."""
         original = change.original if change else network
         self.decomposition = change.summary() if change else None
-        self.uncompiled = uncompiled_memory(
+        self.uncompiled = _uncompiled_memory(
             original, network if change else None, self.lowered_for, self.system, self.pools
         )
 
@@ -251,6 +275,33 @@ class _MemoryPlanner:
             decomposition=self.decomposition,
             fused=[*fused_runs(module), *map(list, placed.group_tilings())],
         )
+
+
+def _uncompiled_memory(
+    original: Network,
+    decomposed: Network | None,
+    target: tvm.target.Target,
+    system: System,
+    pools: PoolPlanning,
+) -> dict[str, Any]:
+    """The fields of `InternalMemory` that are about the original and the decomposed network.
+
+    `target` and `system` give the storage type. From `pools` only policy and time limit are used, so that
+    alignment is the same for all tensors and weights are left out.
+    """
+    planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
+    element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(target.keys) else "fp32"]
+    networks = {"internal_peak_bytes_original": original, "internal_peak_bytes_decomposed": decomposed}
+    layers = {
+        name: network and planning.plan(operator_liveness(network.module, element_bytes)).pool_bytes
+        for name, network in networks.items()
+    }
+    return layers | {
+        "internal_peak_bytes_original_coalesced": decomposed
+        and planning.pool_bytes(original.module, target, system),
+        "weight_bytes_original": relax_module.weight_bytes(original.module),
+        "flops_original": flops(original.module),
+    }
 
 
 def _tvm_pool_bytes(lowered: tvm.IRModule) -> int:

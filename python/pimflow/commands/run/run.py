@@ -42,7 +42,6 @@ class Inference:
     ----------
     target : str
         Target of the build that ran.
-    outputs : list of ndarray
     names : tuple of str
         Names of the outputs; their numbers if the model has no names for them.
     compiler : str
@@ -282,11 +281,8 @@ def _target_errors(
     for name in other_targets:
         runner = _CRunner(path, interface, 1) if name == C_TARGET else _Runner(path, interface, name)
         errors = [
-            [
-                relative_error(y, reference)
-                for y, reference in zip(outputs, runner.outputs(arrays), strict=True)
-            ]
-            for arrays, outputs in zip(samples, sample_outputs, strict=True)
+            [relative_error(y, reference) for y, reference in zip(ys, runner.outputs(arrays), strict=True)]
+            for arrays, ys in zip(samples, sample_outputs, strict=True)
         ]
         output_errors = [max(values) for values in zip(*errors, strict=True)]
         max_errors[name] = max(output_errors)

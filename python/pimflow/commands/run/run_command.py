@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,11 @@ from pimflow.commands.command_line import output, output_options
 from pimflow.commands.command_line.command_parser import CommandParser
 from pimflow.commands.run.options import RunOptions
 from pimflow.errors import OutputError, one_line
-from pimflow.host.files import ARRAY, FORCE, check_file
+from pimflow.host.files import ARRAY, FORCE, check_file, replace_file
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pimflow.commands.run.run import Inference
 
 # By target, the text about what runs the network.
@@ -36,7 +39,6 @@ def add_arguments(sub: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run the directory of `args`, write its outputs if requested, and print the result."""
-    from pimflow.commands.command_line import arrays
     from pimflow.commands.run.run import infer
 
     keywords = args.parser.keywords(args, RunOptions)
@@ -52,14 +54,30 @@ def run(args: argparse.Namespace) -> None:
         for path in paths[1:]:
             check_file(path, ARRAY, force=args.force)
         for path, y in zip(paths, inference.outputs):
-            arrays.write(path, y)
+            _write_array(path, y)
     if args.json:
         output.print_json(inference.to_json() | {"wrote": args.output})
         return
     for name, y in zip(inference.names, inference.outputs):
-        print(f"output {one_line(name)}: {arrays.text(y)}")
+        print(f"output {one_line(name)}: {_array_text(y)}")
     print(f"ran       {inference.target}{RUNNER_TEXT.get(inference.target, '')}")
     print(_text(inference), end="")
+
+
+def _write_array(path: Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file atomically; bf16, which the format lacks, as fp32."""
+    import ml_dtypes
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
+    replace_file(path, content.getvalue())
+
+
+def _array_text(array: np.ndarray) -> str:
+    """Dtype, shape and range as text."""
+    values = f"{float(array.min()):.6g} .. {float(array.max()):.6g}" if array.size else "no values"
+    return f"{array.dtype} {list(array.shape)}, {values}"
 
 
 def _check_output(args: argparse.Namespace) -> None:

@@ -33,9 +33,7 @@ class ServeOptions(WeightOptions, group="network"):
         "requests with the columns TIMESTAMP, ContextTokens, GeneratedTokens, as the Azure traces have them",
     )
     rate: float | None = option(
-        None,
-        "--rate R",
-        "draw arrivals, R a second on average (Poisson), also in place of those of a trace",
+        None, "--rate R", "draw arrivals, R a second on average (Poisson), also in place of those of a trace"
     )
     requests: int | None = option(
         None, "--requests N", "how many requests: drawn ones, or the first ones of a trace"

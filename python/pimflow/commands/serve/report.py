@@ -197,7 +197,6 @@ class Serving(JsonTree):
     planned, gpu_only, gpu_published : ServedFigures
         The last on a GPU that decodes as the best published one does, without energy; None where no source
         has one (`commands.shared.published_decode`). Its prompts are those of the GPU's model.
-    gpu_published_source : str, optional
     """
 
     model: str

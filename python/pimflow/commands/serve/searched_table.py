@@ -7,6 +7,7 @@ import numpy as np
 from pimflow.commands.serve.step_costs import StepPlans
 from pimflow.commands.serve.step_grid import StepGrid
 from pimflow.commands.serve.step_table import HeldOutStep, StepTable
+from pimflow.core.json_form import report_from
 
 MIN_CHUNK = 16  # tokens: a shorter chunk costs as much
 _TILE = 32  # tokens: GPU kernels of the model work by tiles of a multiple of it
@@ -27,13 +28,12 @@ def searched_table(
         draws = (rng.integers(*ends, random_points, endpoint=True) for ends in (sizes, lengths))
         grid.hold_out((int(size), int(length)) for size, length in zip(*draws))
     steps = [plans.decode(size, plans.context) for size in decode.sizes]
-    return StepTable(
+    return report_from(
+        StepTable,
+        plans,
         version=StepTable.VERSION,
         model=plans.language.name,
         system=plans.request.system.name,
-        model_digest=plans.model_digest,
-        system_digest=plans.system_digest,
-        context=plans.context,
         max_batch=max_batch,
         chunk_tokens=chunk_tokens,
         weight_bytes=max(step.weight_bytes for step in steps),

@@ -22,7 +22,6 @@ from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.core.goal import GoalOptions
-from pimflow.core.options import field_names
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
@@ -87,8 +86,7 @@ def serve_sim(
     VerificationError
         If a schedule breaks a rule.
     """
-    names = field_names(ServeOptions)
-    options = ServeOptions(**{name: keywords.pop(name) for name in names if name in keywords}).validate()
+    options = ServeOptions.pop_from(keywords).validate()
     language = open_language_model(model, types=options)
     decoder = language.decoder
     if decoder is None:

@@ -35,20 +35,9 @@ STEP_MODULES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedStep:
-    """Costs of a step by its plan and on the GPU alone, and bytes of PIM's rows that the plan takes.
+class PlacedStep(StepCosts):
+    """Costs of a step, and bytes of PIM's rows that its plan takes for weights and caches of all blocks."""
 
-    Attributes
-    ----------
-    ns, ns_gpu_only, pj, pj_gpu_only : float
-    weight_bytes, cache_bytes : int
-        Rows of weights and of caches, all blocks together.
-    """
-
-    ns: float
-    ns_gpu_only: float
-    pj: float
-    pj_gpu_only: float
     weight_bytes: int
     cache_bytes: int
 

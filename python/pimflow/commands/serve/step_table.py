@@ -30,7 +30,6 @@ class HeldOutStep:
     kind : str
         ``decode``, with requests at once and tokens attended to, or ``chunk``, with its tokens and the number
         of chunks before it.
-    size, length : int
     relative_error : float
         The largest of times and energies, as planned and on the GPU alone.
     """
@@ -56,7 +55,6 @@ class StepTable(JsonTree):
     decode, chunks : StepCostTable
         A token for several requests over the tokens that they attend to, and chunks of a prompt over the
         number of whole chunks before them.
-    held_out : tuple of HeldOutStep
     """
 
     VERSION: ClassVar[str] = "pimflow-step-table/1"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.core.plan import Plan
 from pimflow.host import pictures
-from pimflow.host.charts import BAR_TEXT_COLOUR, COLOURS, chart, tooltip
+from pimflow.host.charts import BAR_TEXT_COLOUR, COLOURS, category, chart, layer, number, tooltip
 from pimflow.host.pages import Chart
 
 if TYPE_CHECKING:
@@ -109,10 +109,7 @@ def _figure(points: Sequence[ParetoPoint], title: str) -> Chart:
         ("pool", "pool, MB", ".3f"),
         ("weights", "weights, MB", ".3f"),
     )
-    panels = [
-        _panel("energy", "energy, mJ", "pool", fields),
-        _panel("pool", "pool, MB", "energy", fields),
-    ]
+    panels = [_panel("energy", "energy, mJ", "pool", fields), _panel("pool", "pool, MB", "energy", fields)]
     return chart(
         title=title, data={"values": rows}, hconcat=panels, resolve={"scale": {"size": "independent"}}
     )
@@ -120,25 +117,20 @@ def _figure(points: Sequence[ParetoPoint], title: str) -> Chart:
 
 def _panel(vertical: str, title: str, size: str, fields: list[Chart]) -> Chart:
     scale = {"zero": False, "padding": 22, "nice": True}
-    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": scale}
-    y: Chart = {"field": vertical, "type": "quantitative", "title": title, "scale": scale}
-    size_encoding: Chart = {
-        "field": size,
-        "type": "quantitative",
-        "scale": {"range": [120, 900]},
-        "legend": None,
-    }
-    points: Chart = {
-        "mark": {"type": "circle", "opacity": 0.75, "color": COLOURS["gpu"], "stroke": BAR_TEXT_COLOUR},
-        "encoding": {"x": x, "y": y, "size": size_encoding, "tooltip": fields},
-    }
-    line: Chart = {
-        "mark": {"type": "line", "color": COLOURS["baseline"], "strokeDash": [3, 3], "opacity": 0.6},
-        "encoding": {"x": x, "y": y, "order": {"field": "latency", "type": "quantitative"}},
-    }
-    numbers: Chart = {
-        "mark": {"type": "text", "dx": 14, "dy": -12, "align": "left"},
-        "encoding": {"x": x, "y": y, "text": {"field": "plan", "type": "nominal"}},
-    }
+    x, y = number("latency", title="latency, ms", scale=scale), number(vertical, title=title, scale=scale)
+    line = layer(
+        {"type": "line", "color": COLOURS["baseline"], "strokeDash": [3, 3], "opacity": 0.6},
+        x=x,
+        y=y,
+        order=number("latency"),
+    )
+    points = layer(
+        {"type": "circle", "opacity": 0.75, "color": COLOURS["gpu"], "stroke": BAR_TEXT_COLOUR},
+        x=x,
+        y=y,
+        size=number(size, scale={"range": [120, 900]}, legend=None),
+        tooltip=fields,
+    )
+    numbers = layer({"type": "text", "dx": 14, "dy": -12, "align": "left"}, x=x, y=y, text=category("plan"))
     heading = {"text": f"larger dots take more {size}", "fontSize": 11, "fontWeight": "normal"}
     return {"width": 440, "height": 340, "title": heading, "layer": [line, points, numbers]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from pimflow.core.options import OptionSet, option, require_type, type_error
+from pimflow.core.options import OptionSet, mapping_check, option, type_error
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.host.array_files import read_array, read_arrays
 
@@ -28,19 +28,13 @@ def _check_inputs(name: str, inputs: Any) -> Any:
     return inputs
 
 
-def _check_input_values(name: str, values: Any) -> Any:
-    """The values, with distributions and paths in place of texts."""
+def _check_input_value(_: str, value: Any) -> Any:
+    """A value, with a distribution or a path in place of a text."""
     from pimflow.zoo import Draw  # loads onnx, so only if it is needed
 
-    expected = "a mapping of input names to arrays, files or texts such as 'uniform(0,1)'"
-    require_type(name, values, (Mapping, type(None)), expected)
-    checked: dict[str, Any] = {}
-    for input_name, value in (values or {}).items():
-        require_type(name, input_name, (str,), expected)
-        if isinstance(value, str):
-            value = Draw.parse(value) if value.endswith(")") else Path(value)
-        checked[input_name] = value
-    return checked or None
+    if not isinstance(value, str):
+        return value
+    return Draw.parse(value) if value.endswith(")") else Path(value)
 
 
 def _parse_input(text: str, flag: str) -> tuple[str, str]:
@@ -82,7 +76,9 @@ class InputOptions(OptionSet):
         group="network",
         parse=_parse_input,
         is_mapping=True,
-        check=_check_input_values,
+        check=mapping_check(
+            "a mapping of input names to arrays, files or texts such as 'uniform(0,1)'", _check_input_value
+        ),
     )
 
     def given_arrays(self) -> dict[str, np.ndarray]:

@@ -10,12 +10,7 @@ from pimflow.core.candidate import Candidate, Cost, Provenance
 from pimflow.core.json_form import report_from
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ELEMENT_BYTES, Region
-from pimflow.core.rewrite import (
-    FusedGroupRewrite,
-    GpuRewrite,
-    PipelineRewrite,
-    SubstitutionRewrite,
-)
+from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite, PipelineRewrite, SubstitutionRewrite
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec
 from pimflow.placement import SearchResult

@@ -72,11 +72,10 @@ class PoolReport:
         cls, build: Build, choice: PoolChoice | None = None, switched_on: tuple[str, ...] = ()
     ) -> PoolReport:
         """From the build of a target."""
-        return cls(
+        return report_from(
+            cls,
+            build.memory,
             target=build.target,
-            pool_bytes=build.memory.pool_bytes,
-            lower_bound_bytes=build.memory.lower_bound_bytes,
-            optimal=build.memory.optimal,
             tensors=len(build.memory.offsets_bytes),
             weight_bytes=build.weight_bytes,
             copies=build.copies,

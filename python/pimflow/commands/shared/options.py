@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pimflow.core.keywords import check_keywords
-from pimflow.core.options import OptionSet, option, require_type, split_keywords
+from pimflow.core.options import OptionSet, mapping_check, option, require_type, split_keywords
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.errors import UsageError
 from pimflow.host.array_files import read_array
@@ -32,15 +32,11 @@ WHERE_HELP = (
 )
 
 
-def _check_shapes(name: str, shapes: Any) -> Any:
-    expected = "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}"
-    require_type(name, shapes, (Mapping, type(None)), expected)
-    for input_name, shape in (shapes or {}).items():
-        require_type(name, input_name, (str,), expected)
-        require_type(f"the shape of '{input_name}'", shape, (tuple, list), "a tuple of sizes")
-        for size in shape:
-            require_type(f"a size of '{input_name}'", size, (Integral,), "a whole number")
-    return shapes
+def _check_shape(name: str, shape: Any) -> Any:
+    require_type(f"the shape of '{name}'", shape, (tuple, list), "a tuple of sizes")
+    for size in shape:
+        require_type(f"a size of '{name}'", size, (Integral,), "a whole number")
+    return shape
 
 
 def _check_states(name: str, states: Any) -> Any:
@@ -105,17 +101,14 @@ def _number(word: str) -> bool | int | float:
         return float(word)
 
 
-def _check_values(name: str, values: Any) -> Any:
-    require_type(name, values, (Mapping, type(None)), "a mapping of input names to numbers or arrays")
-    for input_name, value in (values or {}).items():
-        require_type(name, input_name, (str,), "a mapping of input names to numbers or arrays")
-        try:
-            is_number = np.asarray(value).dtype.kind in "biuf"
-        except ValueError:  # rows of different lengths
-            is_number = False
-        if not is_number:
-            raise UsageError(f"{name}: the value of '{input_name}' is a number or an array of numbers")
-    return {key: np.asarray(value) for key, value in values.items()} if values else None
+def _check_value(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.array("")
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"values: the value of '{name}' is a number or an array of numbers")
+    return array
 
 
 @check_keywords
@@ -129,7 +122,9 @@ class ShapeOptions(OptionSet, group="network"):
         "shape of an input whose file leaves it open; repeat it for each input",
         parse=_parse_shape,
         is_mapping=True,
-        check=_check_shapes,
+        check=mapping_check(
+            "a mapping of input names to tuples of sizes, such as {'input': (1, 3, 224, 224)}", _check_shape
+        ),
     )
     batch: int | None = option(None, "--batch N", "inferences at once, for a network that is made for one")
 
@@ -158,7 +153,7 @@ class ValueOptions(OptionSet, group="network"):
         "false, or a .npy file; repeat it for each input",
         parse=_parse_value,
         is_mapping=True,
-        check=_check_values,
+        check=mapping_check("a mapping of input names to numbers or arrays", _check_value),
     )
 
 

@@ -42,9 +42,7 @@ class Baselines:
     @classmethod
     def from_search(cls, search_result: SearchResult) -> Baselines:
         """From a search result."""
-        mixture = (
-            None if search_result.mixture is None else GpuOnlyCost.from_evaluation(search_result.mixture)
-        )
+        mixture = GpuOnlyCost.from_evaluation(search_result.mixture) if search_result.mixture else None
         return cls(given=GpuOnlyCost.from_evaluation(search_result.baseline), mixture=mixture)
 
     def text(self) -> str:
@@ -59,7 +57,6 @@ class Estimate:
 
     Attributes
     ----------
-    objective, solver : str
     modes : tuple of str
         Modes that regions may have, in lower case.
     pins : dict of str to str
@@ -86,14 +83,14 @@ class Estimate:
     @classmethod
     def from_search(cls, search_result: SearchResult) -> Estimate:
         """From a search result."""
-        return cls(
-            objective=search_result.goal.objective,
-            modes=tuple(mode.lower() for mode in search_result.goal.modes),
-            pins=search_result.goal.how_by_layer,
-            solver=search_result.goal.solver,
+        goal = search_result.goal
+        return report_from(
+            cls,
+            goal,
+            modes=tuple(mode.lower() for mode in goal.modes),
+            pins=goal.how_by_layer,
             gap=search_result.gap,
             lower_bound_ns=search_result.plan.lower_bound_ns,
-            bounds=search_result.goal.bounds,
             overlapped_ns=overlap_ns(search_result.graph, search_result.candidates, search_result.table),
         )
 

@@ -32,9 +32,7 @@ from pimflow.hardware import System, system
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES
 from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
 from pimflow.zoo.language import graph
 
@@ -343,10 +341,7 @@ class MinimumPools:
 
 
 def reduce_skips(
-    network: Network,
-    change: DecomposedNetwork | None,
-    options: NetworkOptions,
-    pools: MinimumPools,
+    network: Network, change: DecomposedNetwork | None, options: NetworkOptions, pools: MinimumPools
 ) -> SkipOptimisation | None:
     """Optimise the skip connections of `network`, which `change` decomposed; None if not requested."""
     if options.optimize_skips is None:

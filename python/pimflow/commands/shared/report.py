@@ -63,7 +63,6 @@ class RegionReport:
         Loop orders of its PIM programs.
     reason : str
         Why it stays on the GPU, if it does.
-    size : LayerSize
     energy_gpu_only_pj, energy_pj : float
         Energy of its tasks, without constant power.
     candidates : tuple of CandidateReport

@@ -21,6 +21,7 @@ from pimflow.commands.shared.search_arguments import (
 )
 from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
+from pimflow.core.json_form import report_from
 from pimflow.core.plan import Plan
 from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS
@@ -58,15 +59,12 @@ class SearchRequest:
     def from_arguments(cls, target_system: System | None, **keywords: Any) -> SearchRequest:
         """From the system and the other arguments of `search`."""
         arguments = SearchArguments.from_keywords(keywords)
-        return cls(
+        return report_from(
+            cls,
+            arguments,
             system=as_system(target_system),
             target=targets.execution_target(arguments.target),
             in_c=arguments.target == targets.C_TARGET,
-            plan=arguments.plan,
-            options=arguments.options,
-            goal=arguments.goal,
-            select=arguments.select,
-            profiling=arguments.profiling,
         )
 
     def validate(self) -> SearchRequest:

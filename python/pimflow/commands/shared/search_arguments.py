@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.goal import GoalOptions
-from pimflow.core.options import (
-    OptionSet,
-    declarations,
-    option,
-    require_type,
-    split_keywords,
-    type_check,
-)
+from pimflow.core.options import OptionSet, declarations, option, require_type, split_keywords, type_check
 from pimflow.errors import UsageError
 
 if TYPE_CHECKING:

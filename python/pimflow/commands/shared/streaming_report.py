@@ -50,7 +50,6 @@ class StreamingReport:
     ----------
     copy_ahead : int
         How many kernels before its first use a weight is copied.
-    host_link_bytes_per_ns : float
     gpu_only, plan : StreamedInference
         On the GPU alone, and by the plan, whose weights on PIM stay in the banks.
     """

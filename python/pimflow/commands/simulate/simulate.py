@@ -46,7 +46,6 @@ def simulate(
 
     Parameters
     ----------
-    path : path
     pim : str, path or PimSpec, optional
         Device; by default the one that `default_device` finds for the file.
     timing, gwrite_hiding

@@ -17,9 +17,7 @@ def add_arguments(sub: CommandParser) -> None:
 
     sub.positional("file", "FILE", "PIM program (.pimprog) or command trace (.pim)")
     options.system_fields(
-        sub,
-        "pim",
-        help="PIM device (default: the one that the file was compiled for, else newton-gddr6)",
+        sub, "pim", help="PIM device (default: the one that the file was compiled for, else newton-gddr6)"
     )
     options.system_fields(sub, "timing", help=f"PIM's timing: {', '.join(TIMINGS)} (default: strict)")
     sub.option(

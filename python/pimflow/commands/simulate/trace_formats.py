@@ -23,7 +23,6 @@ class ProgramTrace:
 
     Attributes
     ----------
-    run : PimRun
     files : dict of str to Chunks
         By path, chunks of text, each with the part of `total` that it has.
     total : int
@@ -53,9 +52,8 @@ def _pim(run: PimRun, stem: str, system: System) -> ProgramTrace:
 
 
 def _aim(run: PimRun, stem: str, system: System) -> ProgramTrace:
-    return ProgramTrace(
-        run=run, files={f"{stem}.aim": aim_isr.export(run.program)}, total=_commands(run.program)
-    )
+    files = {f"{stem}.aim": aim_isr.export(run.program)}
+    return ProgramTrace(run=run, files=files, total=_commands(run.program))
 
 
 def _ramulator2(run: PimRun, stem: str, system: System) -> ProgramTrace:

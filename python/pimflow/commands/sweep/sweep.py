@@ -13,12 +13,7 @@ from typing import Any
 from pimflow import placement
 from pimflow.commands.profile.profile import search_inputs
 from pimflow.commands.shared.arguments import public
-from pimflow.commands.shared.search_arguments import (
-    SEARCH,
-    SearchArguments,
-    as_system,
-    require_effect,
-)
+from pimflow.commands.shared.search_arguments import SEARCH, SearchArguments, as_system, require_effect
 from pimflow.commands.sweep.options import MAX_POINTS
 from pimflow.commands.sweep.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
@@ -35,7 +30,6 @@ from pimflow.host.result_cache import ResultCache
 from pimflow.placement import Costs, Evaluation, Goal, Profiling
 from pimflow.simulators.profiler import GpuProfiler, PimProfiler
 
-TABLE = "sweep.csv"
 # The values of settings, and the system that has them.
 SystemSettings = tuple[tuple[tuple[str, Value], ...], System]
 

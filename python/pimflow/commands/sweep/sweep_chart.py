@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pimflow.commands.sweep.sweep_rows import SweepRow
-from pimflow.host.charts import PALETTE, chart, tooltip
+from pimflow.host.charts import PALETTE, category, chart, cycle_colours, layer, number, tooltip
 from pimflow.host.pages import Chart
 
-MAX_DESIGNS = (
-    40  # largest number of designs with a line each; of more designs, only those on a front have one
-)
+MAX_DESIGNS = 40  # with a line each; of more designs, only those on a front have one
 
 
 def design_space(rows: Sequence[SweepRow]) -> Chart:
@@ -23,10 +21,8 @@ def design_space(rows: Sequence[SweepRow]) -> Chart:
     best = {str(value["design"]) for value in values if value["front"]}
     title = "speed-up of every design"
     if len(designs) > MAX_DESIGNS:
-        designs, title = (
-            [design for design in designs if design in best],
-            "speed-up of the designs on a front",
-        )
+        designs = [design for design in designs if design in best]
+        title = "speed-up of the designs on a front"
     return chart(
         vconcat=[_planes(values), _speedups([v for v in values if v["design"] in designs], title)],
         spacing=40,
@@ -69,33 +65,28 @@ _TOOLTIP_FIELDS = (
 def _planes(values: Sequence[dict[str, object]]) -> Chart:
     """Latency against energy: a column for each convention, a row for each network, with fronts."""
     scale = {"zero": False, "padding": 20}
-    x: Chart = {"field": "latency", "type": "quantitative", "title": "latency, ms", "scale": scale}
-    y: Chart = {"field": "energy", "type": "quantitative", "title": "energy, mJ", "scale": scale}
-    on_front = [{"filter": "datum.front"}]
-    fill = {"condition": {"test": "datum.front", "value": PALETTE[0]}, "value": "transparent"}
-    layers: list[Chart] = [
-        {
-            "transform": on_front,
-            "mark": {"type": "line", "color": PALETTE[0], "opacity": 0.5},
-            "encoding": {"x": x, "y": y, "order": {"field": "latency", "type": "quantitative"}},
-        },
-        {
-            "mark": {"type": "point", "size": 50, "stroke": PALETTE[0], "strokeWidth": 1.2},
-            "encoding": {"x": x, "y": y, "fill": fill, "tooltip": tooltip(*_TOOLTIP_FIELDS)},
-        },
-    ]
-    layers.append(
-        {
-            "mark": {"type": "text", "dx": 5, "dy": -6, "align": "left", "fontSize": 10},
-            "encoding": {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}},
-        }
+    x, y = (
+        number("latency", title="latency, ms", scale=scale),
+        number("energy", title="energy, mJ", scale=scale),
     )
+    fill = {"condition": {"test": "datum.front", "value": PALETTE[0]}, "value": "transparent"}
+    line = layer({"type": "line", "color": PALETTE[0], "opacity": 0.5}, x=x, y=y, order=number("latency"))
+    dots = layer(
+        {"type": "point", "size": 50, "stroke": PALETTE[0], "strokeWidth": 1.2},
+        x=x,
+        y=y,
+        fill=fill,
+        tooltip=tooltip(*_TOOLTIP_FIELDS),
+    )
+    label_mark = {"type": "text", "dx": 5, "dy": -6, "align": "left", "fontSize": 10}
+    labels = layer(label_mark, x=x, y=y, text=category("label"))
+    layers = [{"transform": [{"filter": "datum.front"}], **line}, dots, labels]
     return {
         "title": "latency and energy; numbers are those of the designs below, filled points are on a front",
         "data": {"values": list(values)},
         "facet": {
-            "column": {"field": "convention", "type": "nominal", "title": None, "sort": None},
-            "row": {"field": "model", "type": "nominal", "title": None, "sort": None},
+            "column": category("convention", title=None, sort=None),
+            "row": category("model", title=None, sort=None),
         },
         "spec": {"width": 400, "height": 280, "layer": layers},
         "resolve": {"scale": {"x": "independent", "y": "independent"}},
@@ -104,32 +95,25 @@ def _planes(values: Sequence[dict[str, object]]) -> Chart:
 
 def _speedups(values: Sequence[dict[str, object]], title: str) -> Chart:
     """Speed-ups: a line for each design, a colour for each convention, a column for each network."""
-    y: Chart = {"field": "line", "type": "nominal", "sort": None, "title": None}
-    y["axis"] = {"labelLimit": 340, "grid": True, "ticks": False}
-    x: Chart = {"field": "speedup", "type": "quantitative", "title": "speed-up over the GPU alone"}
-    x["scale"] = {"zero": False, "padding": 20}
     names = list(dict.fromkeys(str(value["convention"]) for value in values))
-    colour: Chart = {"field": "convention", "type": "nominal", "sort": names}
-    colour["scale"] = {"domain": names, "range": [PALETTE[i % len(PALETTE)] for i in range(len(names))]}
-    colour["legend"] = {"orient": "top", "title": None, "labelLimit": 400} if len(names) > 1 else None
+    dots = layer(
+        {"type": "point", "filled": True, "size": 70},
+        y=category("line", sort=None, title=None, axis={"labelLimit": 340, "grid": True, "ticks": False}),
+        x=number("speedup", title="speed-up over the GPU alone", scale={"zero": False, "padding": 20}),
+        color=category(
+            "convention",
+            sort=names,
+            scale={"domain": names, "range": cycle_colours(names)},
+            legend={"orient": "top", "title": None, "labelLimit": 400} if len(names) > 1 else None,
+        ),
+        tooltip=tooltip(*_TOOLTIP_FIELDS),
+    )
+    rule = layer({"type": "rule", "strokeDash": [5, 4]}, x=number("one"))
+    layers = [dots, {"data": {"values": [{"one": 1.0}]}, **rule}]
     return {
         "title": title,
         "data": {"values": list(values)},
-        "facet": {"column": {"field": "model", "type": "nominal", "title": None, "sort": None}},
+        "facet": {"column": category("model", title=None, sort=None)},
         "resolve": {"scale": {"x": "independent"}},
-        "spec": {
-            "width": 400,
-            "height": {"step": 18},
-            "layer": [
-                {
-                    "mark": {"type": "point", "filled": True, "size": 70},
-                    "encoding": {"y": y, "x": x, "color": colour, "tooltip": tooltip(*_TOOLTIP_FIELDS)},
-                },
-                {
-                    "data": {"values": [{"one": 1.0}]},
-                    "mark": {"type": "rule", "strokeDash": [5, 4]},
-                    "encoding": {"x": {"field": "one", "type": "quantitative"}},
-                },
-            ],
-        },
+        "spec": {"width": 400, "height": {"step": 18}, "layer": layers},
     }

@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 
 from pimflow.commands.sweep.sweep_chart import design_space
 from pimflow.commands.sweep.sweep_rows import SweepRow
-from pimflow.host.charts import chart, legend_at_top, tooltip
+from pimflow.host.charts import category, chart, layer, legend_at_top, number, tooltip
 from pimflow.host.pages import Chart
 from pimflow.report_page.blocks import Page, column, escape, items
 
@@ -94,65 +94,53 @@ def _cells(row: SweepRow) -> dict[str, object]:
 def _maps(page: Page, rows: Sequence[SweepRow], names: Sequence[str]) -> Iterator[str]:
     yield '<p class="note">The best speed-up over all other settings.</p>'
     pairs = list(itertools.combinations(names, 2))
-    for number, (first, second) in enumerate(pairs[:MAX_MAPS]):
-        best: dict[tuple[str, str, str], float] = {}
-        for row in rows:
-            if row.figures:
-                key = (row.model, str(row.settings[first]), str(row.settings[second]))
-                best[key] = max(row.figures.speedup, best.get(key, 0.0))
+    for place, (first, second) in enumerate(pairs[:MAX_MAPS]):
         values = [
-            {"model": model, "x": x, "y": y, "speedup": round(speedup, 4)}
-            for (model, x, y), speedup in best.items()
+            {"model": model, "x": x, "y": y, "speedup": speedup}
+            for (model, x, y), speedup in _best_speedups(rows, first, second).items()
         ]
-        yield page.chart(f"map-{number}", _heat_map(values, first, second))
+        yield page.chart(f"map-{place}", _heat_map(values, first, second))
     if len(pairs) > MAX_MAPS:
         yield f'<p class="note">{len(pairs) - MAX_MAPS} more pairs are in the table of points.</p>'
 
 
+def _best_speedups(rows: Sequence[SweepRow], *names: str) -> dict[tuple[str, ...], float]:
+    """The best speed-up by network and values of some settings, over all others."""
+    best: dict[tuple[str, ...], float] = {}
+    for row in rows:
+        if row.figures:
+            key = (row.model, *(str(row.settings[name]) for name in names))
+            best[key] = max(round(row.figures.speedup, 4), best.get(key, 0.0))
+    return best
+
+
 def _heat_map(values: Sequence[Chart], first: str, second: str) -> Chart:
-    x: Chart = {"field": "x", "type": "nominal", "sort": None, "title": first}
-    y: Chart = {"field": "y", "type": "nominal", "sort": None, "title": second}
-    colour: Chart = {
-        "field": "speedup",
-        "type": "quantitative",
-        "title": "speed-up",
-        "scale": {"scheme": {"name": "blues", "extent": [0, 0.6]}},  # dark text is read on all,
-    }
-    text: Chart = {"field": "speedup", "type": "quantitative", "format": ".2f"}
+    x, y = category("x", sort=None, title=first), category("y", sort=None, title=second)
+    scale = {"scheme": {"name": "blues", "extent": [0, 0.6]}}  # dark text is read on all
     fields = tooltip(("model", "network"), ("x", first), ("y", second), ("speedup", "speed-up", ".3f"))
+    layers = [
+        layer("rect", x=x, y=y, color=number("speedup", title="speed-up", scale=scale), tooltip=fields),
+        layer({"type": "text", "color": "#1b1f24"}, x=x, y=y, text=number("speedup", format=".2f")),
+    ]
     return chart(
         data={"values": list(values)},
-        facet={"column": {"field": "model", "type": "nominal", "title": None, "sort": None}},
-        spec={
-            "width": {"step": 58},
-            "height": {"step": 26},
-            "layer": [
-                {"mark": "rect", "encoding": {"x": x, "y": y, "color": colour, "tooltip": fields}},
-                {"mark": {"type": "text", "color": "#1b1f24"}, "encoding": {"x": x, "y": y, "text": text}},
-            ],
-        },
+        facet={"column": category("model", title=None, sort=None)},
+        spec={"width": {"step": 58}, "height": {"step": 26}, "layer": layers},
     )
 
 
 def _curves(page: Page, rows: Sequence[SweepRow], names: Sequence[str]) -> Iterator[str]:
     yield '<p class="note">The best speed-up at each value of a setting, over all others.</p>'
-    for number, name in enumerate(names):
-        best: dict[tuple[str, str], float] = {}
-        for row in rows:
-            if row.figures:
-                key = (row.model, str(row.settings[name]))
-                best[key] = max(row.figures.speedup, best.get(key, 0.0))
-        values = [{"model": m, "x": x, "speedup": round(s, 4)} for (m, x), s in best.items()]
-        encoding: Chart = {
-            "x": {"field": "x", "type": "nominal", "sort": None, "title": name, "axis": {"labelAngle": 0}},
-            "y": {"field": "speedup", "type": "quantitative", "title": "speed-up", "scale": {"zero": False}},
-            "color": {"field": "model", "type": "nominal", "sort": None, "legend": legend_at_top(4)},
-        }
-        mark: Chart = {"type": "line", "point": True, "tooltip": True}
-        yield page.chart(
-            f"curve-{number}",
-            chart(width=900, height=180, data={"values": values}, mark=mark, encoding=encoding),
+    for place, name in enumerate(names):
+        speedups = _best_speedups(rows, name)
+        values = [{"model": model, "x": x, "speedup": speedup} for (model, x), speedup in speedups.items()]
+        lines = layer(
+            {"type": "line", "point": True, "tooltip": True},
+            x=category("x", sort=None, title=name, axis={"labelAngle": 0}),
+            y=number("speedup", title="speed-up", scale={"zero": False}),
+            color=category("model", sort=None, legend=legend_at_top(4)),
         )
+        yield page.chart(f"curve-{place}", chart(width=900, height=180, data={"values": values}, **lines))
 
 
 def variance_shares(rows: Sequence[SweepRow], names: Sequence[str]) -> dict[str, float]:

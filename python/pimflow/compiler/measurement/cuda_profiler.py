@@ -270,12 +270,7 @@ class CudaProfiler:
         return {"cold": flushed, "warm": self._median_ns(module, symbol, tensors)}
 
     def _median_ns(
-        self,
-        module: tvm.runtime.Module,
-        symbol: str,
-        tensors: Tensors,
-        number: int = 1,
-        **options: int,
+        self, module: tvm.runtime.Module, symbol: str, tensors: Tensors, number: int = 1, **options: int
     ) -> float:
         options |= {"number": number, "limit_zero_time_iterations": 1}
         return median(kernel_times_ns(module, symbol, self._device, tensors, self.repeats, **options))

@@ -29,18 +29,15 @@ class Decoder:
 
     Attributes
     ----------
-    name : str
     layers, hidden, heads, kv_heads, head_size, feed_forward, vocabulary : int
         `kv_heads` divides `heads`: ``heads / kv_heads`` heads of queries share a head of keys and values.
     norm : str
         ``rms`` (scale alone) or ``layer`` (mean, variance, scale and bias).
-    norm_epsilon : float
     positions : str
         ``rotary``: queries and keys are rotated by an angle that depends on the position, as complex numbers
         whose parts are the halves of a head (arXiv 2104.09864); ``learned``: a row of a table is added;
         ``alibi``: scores fall with the distance of a key, for each head by a slope of its own
         (arXiv 2108.12409).
-    rotary_base : float
     rotary_size : int
         Elements of a head that are rotated, from the first on; 0 for all.
     rotary_factors : tuple of float

@@ -28,7 +28,6 @@ class Experts:
     groups, used_groups : int
         Equal groups of experts, and from how many of them a token's experts come: those of the largest sums
         of their `group_best` largest shares (arXiv 2412.19437).
-    group_best : int
     factor : float
         Factor of the shares.
     shared : int

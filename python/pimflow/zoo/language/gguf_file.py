@@ -22,7 +22,6 @@ class GgufFile:
 
     Attributes
     ----------
-    path : Path
     fields : dict of str to object
         Table of metadata.
     tensors : dict of str to GgufTensor

@@ -37,10 +37,8 @@ class GgufTensor:
     ----------
     shape : tuple of int
         The fastest axis first.
-    kind : GGMLQuantizationType
     stored_shape : tuple of int
         Shape of the stored elements of `dtype`, the slowest axis first.
-    offset_bytes : int
     """
 
     shape: tuple[int, ...]

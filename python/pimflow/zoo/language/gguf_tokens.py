@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pimflow.errors import ModelError
 from pimflow.zoo.language.gguf_file import open_file
-from pimflow.zoo.language.tokens import TokenText
+from pimflow.zoo.language.tokens import LibraryTokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -20,10 +20,7 @@ _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_CONTROL, _USER_DEFINED = (
-    3,
-    4,
-)  # kinds of tokens in the file: both are matched before text is split into words
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are matched before text is split into words
 _SPACE = "\u2581"
 BYTE_PAIRS = ("default", "gpt-2", "smollm", "llama-bpe", "qwen2")
 _SPLITS = {"llama-bpe": _LLAMA_3, "qwen2": _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")}
@@ -33,22 +30,6 @@ _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 _SHOWN = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))
 }
-
-
-class GgufTokens:
-    """The tokenizer of a GGUF file, by byte pairs or by pieces of SentencePiece."""
-
-    def __init__(self, tokenizer: Tokenizer, spelled: Sequence[bytes], begin: int | None) -> None:
-        self._tokenizer, self._spelled, self._begin = tokenizer, spelled, begin
-
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; if `special` and the file says so, after that for the begin of a text."""
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return token_ids if self._begin is None or not special else [self._begin, *token_ids]
-
-    def decoder(self) -> TokenText:
-        """A new incremental decoder of tokens to text."""
-        return TokenText(self._spelled)
 
 
 def end_tokens(path: Path, vocabulary: int) -> frozenset[int]:
@@ -65,7 +46,7 @@ def _existing(path: Path, token: int, vocabulary: int) -> int:
     return token
 
 
-def read_tokens(path: Path) -> GgufTokens | None:
+def read_tokens(path: Path) -> LibraryTokens | None:
     """Read the tokenizer of a file; None if it is not supported, or the library is missing.
 
     Raises
@@ -101,8 +82,8 @@ def read_tokens(path: Path) -> GgufTokens | None:
     begin = file.field("tokenizer.ggml.bos_token_id", int)
     begins = file.field("tokenizer.ggml.add_bos_token", bool, kind == "llama" or words == "llama-bpe")
     if begin is None or not begins:
-        return GgufTokens(tokenizer, spelled, None)
-    return GgufTokens(tokenizer, spelled, _existing(path, begin, len(tokens)))
+        return LibraryTokens(tokenizer, spelled)
+    return LibraryTokens(tokenizer, spelled, _existing(path, begin, len(tokens)))
 
 
 def token_bytes(token: str, piece: bool) -> bytes:

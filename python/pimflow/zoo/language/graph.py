@@ -75,7 +75,8 @@ def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.Mo
     """
     graph, name = GraphBuilder(decoder, tokens, tokens, 1), f"layers.0.{product}"
     inputs, outputs = graph.shapes[f"{name}.weight"]
-    result = graph.product_without_bias(name, graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT))
+    source = graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT)
+    result = graph.node("MatMul", name, [source, graph.weight(f"{name}.weight")])
     return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
 
 

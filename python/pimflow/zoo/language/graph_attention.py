@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto, helper
 
 from pimflow.zoo.language.decoder_parts import LatentAttention
@@ -38,7 +37,7 @@ def attention(graph: GraphBuilder, name: str, layer: int, source: str) -> str:
         weight, size = graph.weight(f"{name}.value_heads.weight"), d.latent.value_size
         mixed = graph.node("MatMul", f"{name}.value_heads", [mixed, weight])
     mixed = graph.node("Transpose", f"{name}.mixed.tokens", [mixed], perm=[0, 2, 1, 3])
-    joined = graph.constant("joined", [graph.batch, graph.tokens, d.heads * size], np.int64)
+    joined = graph.integers("joined", [graph.batch, graph.tokens, d.heads * size])
     mixed = graph.node("Reshape", f"{name}.mixed.joined", [mixed, joined])
     return graph.product(f"{name}.attention", mixed)
 
@@ -78,7 +77,7 @@ def _latent_operands(
     moved = graph.rotate(f"{name}.query", graph.cut(f"{name}.query.moved", query, still, size), layer)
     query = graph.node("Concat", f"{name}.query.whole", [first, moved], axis=-1)
     vector = graph.product(f"{name}.latent", source)
-    vector = graph.node("Unsqueeze", f"{name}.latent.head", [vector, graph.constant("axis_1", [1], np.int64)])
+    vector = graph.node("Unsqueeze", f"{name}.latent.head", [vector, graph.integers("axis_1", [1])])
     value = graph.cut(f"{name}.latent.still", vector, 0, latent.rank)
     value = graph.norm(f"{name}.latent_norm", value)
     moved = graph.cut(f"{name}.latent.moved", vector, latent.rank, d.key_size)
@@ -124,15 +123,11 @@ def _repeat_heads(graph: GraphBuilder, name: str, source: str, size: int) -> str
     d = graph.decoder
     if d.group == 1:
         return source
-    apart = graph.node("Unsqueeze", f"{name}.apart", [source, graph.constant("axis_2", [2], np.int64)])
+    apart = graph.node("Unsqueeze", f"{name}.apart", [source, graph.integers("axis_2", [2])])
     shape = [graph.batch, d.kv_heads, d.group, graph.context, size]
-    repeated = graph.node(
-        "Expand", f"{name}.repeated", [apart, graph.constant(f"repeated_{size}", shape, np.int64)]
-    )
+    repeated = graph.node("Expand", f"{name}.repeated", [apart, graph.integers(f"repeated_{size}", shape)])
     shape = [graph.batch, d.heads, graph.context, size]
-    return graph.node(
-        "Reshape", f"{name}.shared", [repeated, graph.constant(f"shared_{size}", shape, np.int64)]
-    )
+    return graph.node("Reshape", f"{name}.shared", [repeated, graph.integers(f"shared_{size}", shape)])
 
 
 def _softmax(graph: GraphBuilder, name: str, scores: str) -> str:
@@ -140,9 +135,9 @@ def _softmax(graph: GraphBuilder, name: str, scores: str) -> str:
     d = graph.decoder
     if not d.sinks:
         return graph.node("Softmax", f"{name}.softmax", [scores], axis=-1)
-    shape = graph.constant("sink_places", [1, d.heads, 1, 1], np.int64)
+    shape = graph.integers("sink_places", [1, d.heads, 1, 1])
     sinks = graph.node("Reshape", f"{name}.sink_heads", [graph.weight(f"{name}.sinks.bias"), shape])
-    places = graph.constant("sink_columns", [graph.batch, d.heads, graph.tokens, 1], np.int64)
+    places = graph.integers("sink_columns", [graph.batch, d.heads, graph.tokens, 1])
     sinks = graph.node("Expand", f"{name}.sink_columns", [sinks, places])
     scores = graph.node("Concat", f"{name}.with_sinks", [scores, sinks], axis=-1)
     shares = graph.node("Softmax", f"{name}.softmax", [scores], axis=-1)

@@ -12,17 +12,11 @@ from pimflow.zoo.language.decoder import Decoder
 OPSET = 17
 IR_VERSION = 10  # the first with metadata on values
 HIDE = -30000.0  # added to hidden scores: below every score, and in the range of fp16
-LEAST_PEAK = (
-    1e-2  # of a token that is quantised: below it, integers are smaller; its scale is no denormal of fp16
-)
+# Of a token that is quantised: below it, integers are smaller; its scale is no denormal of fp16.
+LEAST_PEAK = 1e-2
 _LINEAR_GAIN = 0.71  # of drawn weights: outputs of a layer have the variance of its inputs
 
 _RULES = {"table": "embedding", "scale": "scale", "bias": "bias", "weight": "weight"}
-
-
-def largest_integer(kind: str) -> float:
-    """The largest of the integers of a type, and the magnitude of the least."""
-    return float((1 << (WEIGHT_TYPES[kind].bits - 1)) - 1)
 
 
 def past_name(layer: int, part: str) -> str:
@@ -74,6 +68,10 @@ class GraphBuilder:
             self.constants[name] = numpy_helper.from_array(np.array(value, dtype), name)
         return name
 
+    def integers(self, name: str, values: object) -> str:
+        """Add a constant of integers, such as axes or a shape, unless it is there; returns its name."""
+        return self.constant(name, values, np.int64)
+
     def weight(self, name: str) -> str:
         """Add a weight as an input, with metadata that says how to draw or read it; returns its name."""
         shape = self.shapes[name]
@@ -114,17 +112,14 @@ class GraphBuilder:
         result, scale = f"{source}.integers", f"{source}.token_scale"
         if any(result in node.output for node in self.nodes):
             return result, scale
-        largest = largest_integer(kind)
+        largest = float((1 << (WEIGHT_TYPES[kind].bits - 1)) - 1)  # and the magnitude of the least
         magnitude = self.node("Abs", f"{source}.magnitude", [source])
         peak = self.node("ReduceMax", f"{source}.peak", [magnitude], axes=[-1], keepdims=1)
         peak = self.node("Max", f"{source}.bounded", [peak, self.constant("least_peak", LEAST_PEAK)])
         self.node("Mul", scale, [peak, self.constant(f"step_{kind}", 1 / largest)])
         ratio = self.node("Div", f"{source}.ratio", [source, scale])
         near = self.node("Round", f"{source}.rounded", [ratio])
-        bounds = [
-            self.constant(f"least_{kind}", -largest),
-            self.constant(f"largest_{kind}", largest),
-        ]
+        bounds = [self.constant(f"least_{kind}", -largest), self.constant(f"largest_{kind}", largest)]
         return self.node("Clip", result, [near, *bounds]), scale
 
     def norm(self, name: str, source: str) -> str:
@@ -154,9 +149,7 @@ class GraphBuilder:
             return hidden
         positions = self.positions()
         if offset := self.decoder.position_offset:
-            positions = self.node(
-                "Add", "positions.offset", [positions, self.constant("offset", offset, np.int64)]
-            )
+            positions = self.node("Add", "positions.offset", [positions, self.integers("offset", offset)])
         rows = self.node("Gather", "positions", [self.weight("positions.table"), positions])
         return self.node("Add", "tokens.placed", [hidden, rows])
 
@@ -185,13 +178,13 @@ class GraphBuilder:
             rows = self.node(
                 "Gather", f"{name}.rows", [self.constant(f"{name}.table", table), self.positions()]
             )
-            self.node("Unsqueeze", name, [rows, self.constant("axis_1", [1], np.int64)])
+            self.node("Unsqueeze", name, [rows, self.integers("axis_1", [1])])
         return names
 
     def cut(self, name: str, source: str, begin: int, end: int) -> str:
         """Elements of the last of four axes."""
-        places = [self.constant(f"cut_{place}", [place], np.int64) for place in (begin, end)]
-        return self.node("Slice", name, [source, *places, self.constant("last_axis", [3], np.int64)])
+        places = [self.integers(f"cut_{place}", [place]) for place in (begin, end)]
+        return self.node("Slice", name, [source, *places, self.integers("last_axis", [3])])
 
     def rotate(self, name: str, source: str, layer: int) -> str:
         """Rotate by positions: the halves of the last axis are the two parts of complex numbers."""
@@ -209,15 +202,11 @@ class GraphBuilder:
         """The mask that is added to scores, [batch, 1, tokens, context]; added to the graph once."""
         if self._mask:
             return self._mask
-        visible = self.node(
-            "Cast",
-            "mask.kept",
-            [self.input("attention_mask", (self.batch, self.context))],
-            to=TensorProto.FLOAT,
-        )
+        mask = self.input("attention_mask", (self.batch, self.context))
+        visible = self.node("Cast", "mask.kept", [mask], to=TensorProto.FLOAT)
         hidden = self.node("Sub", "mask.hidden", [self.constant("one", 1.0), visible])
         added = self.node("Mul", "mask.added", [hidden, self.constant("hide", HIDE)])
-        mask = self.node("Unsqueeze", "mask", [added, self.constant("axes_1_2", [1, 2], np.int64)])
+        mask = self.node("Unsqueeze", "mask", [added, self.integers("axes_1_2", [1, 2])])
         if self.tokens > 1:
             columns = np.arange(self.context) > np.arange(self.context - self.tokens, self.context)[:, None]
             later = self.constant("mask.later", columns[None, None] * HIDE)
@@ -251,14 +240,8 @@ class GraphBuilder:
     def heads(self, name: str, source: str, count: int) -> str:
         """Split into heads: [batch, tokens, count * head_size] to [batch, count, tokens, head_size]."""
         shape = [self.batch, self.tokens, count, self.decoder.head_size]
-        split = self.node(
-            "Reshape", f"{name}.split", [source, self.constant(f"{count}_heads", shape, np.int64)]
-        )
+        split = self.node("Reshape", f"{name}.split", [source, self.integers(f"{count}_heads", shape)])
         return self.node("Transpose", f"{name}.heads", [split], perm=[0, 2, 1, 3])
-
-    def product_without_bias(self, name: str, source: str) -> str:
-        """A product with a weight, without its bias."""
-        return self.node("MatMul", name, [source, self.weight(f"{name}.weight")])
 
     def model(self, name: str, outputs: dict[str, tuple[str, tuple[int, ...]]]) -> onnx.ModelProto:
         """The ONNX model; `outputs` has, by name, the node whose result an output is, and its shape."""

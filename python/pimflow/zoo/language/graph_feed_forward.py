@@ -67,7 +67,7 @@ def _router_choices(graph: GraphBuilder, name: str, source: str, experts: Expert
     if ranks != scores:
         largest = graph.node("GatherElements", f"{name}.chosen_shares", [scores, choices], axis=-1)
     if experts.normalised:
-        last = graph.constant("axes_last", [-1], np.int64)
+        last = graph.integers("axes_last", [-1])
         total = graph.node("ReduceSum", f"{name}.total", [largest, last], keepdims=1)
         largest = graph.node("Div", f"{name}.normalised", [largest, total])
     return graph.scale(f"{name}.scaled", largest, experts.factor), choices
@@ -76,7 +76,7 @@ def _router_choices(graph: GraphBuilder, name: str, source: str, experts: Expert
 def _largest(graph: GraphBuilder, name: str, source: str, count: int) -> tuple[str, str]:
     """The largest elements along the last axis, and their indices."""
     values, indices = f"{name}.largest", f"{name}.indices"
-    number = graph.constant(f"largest_{count}", [count], np.int64)
+    number = graph.integers(f"largest_{count}", [count])
     graph.nodes.append(helper.make_node("TopK", [source, number], [values, indices], values, axis=-1))
     return values, indices
 
@@ -84,29 +84,29 @@ def _largest(graph: GraphBuilder, name: str, source: str, count: int) -> tuple[s
 def _within_groups(graph: GraphBuilder, name: str, ranks: str, experts: Experts) -> str:
     """`ranks`, far below all others outside the groups whose best experts rank highest."""
     batch, tokens, groups = graph.batch, graph.tokens, experts.groups
-    last = graph.constant("axes_last", [-1], np.int64)
-    grouped = graph.constant("router_groups", [batch, tokens, groups, experts.count // groups], np.int64)
+    last = graph.integers("axes_last", [-1])
+    grouped = graph.integers("router_groups", [batch, tokens, groups, experts.count // groups])
     members = graph.node("Reshape", f"{name}.groups", [ranks, grouped])
     best, _ = _largest(graph, f"{name}.best", members, experts.group_best)
     sums = graph.node("ReduceSum", f"{name}.group_ranks", [best, last], keepdims=0)
     _, chosen = _largest(graph, f"{name}.group_choices", sums, experts.used_groups)
     chosen = graph.node("Unsqueeze", f"{name}.group_columns", [chosen, last])
-    numbers = graph.constant("group_numbers", np.arange(groups), np.int64)
+    numbers = graph.integers("group_numbers", np.arange(groups))
     open_groups = graph.node("Equal", f"{name}.group_is_chosen", [chosen, numbers])
     open_groups = graph.node("Cast", f"{name}.group_counts", [open_groups], to=TensorProto.FLOAT)
-    second = graph.constant("axis_2", [2], np.int64)
+    second = graph.integers("axis_2", [2])
     open_groups = graph.node("ReduceSum", f"{name}.open_groups", [open_groups, second], keepdims=0)
     closed = graph.node("Sub", f"{name}.closed_groups", [graph.constant("one", 1.0), open_groups])
     closed = graph.node("Mul", f"{name}.group_terms", [closed, graph.constant("hide", HIDE)])
     closed = graph.node("Unsqueeze", f"{name}.group_hides", [closed, last])
     hidden = graph.node("Add", f"{name}.open_members", [members, closed])
-    flat = graph.constant("router_experts", [batch, tokens, experts.count], np.int64)
+    flat = graph.integers("router_experts", [batch, tokens, experts.count])
     return graph.node("Reshape", f"{name}.open_ranks", [hidden, flat])
 
 
 def _mixture_of_chosen(graph: GraphBuilder, name: str, source: str, shares: str, choices: str) -> str:
     """Each chosen expert by itself, [batch, tokens, used, 1, size], and their sum by shares."""
-    chosen_axes = graph.constant("axes_2_3", [2, 3], np.int64)
+    chosen_axes = graph.integers("axes_2_3", [2, 3])
     rows = graph.node("Unsqueeze", f"{name}.rows", [source, chosen_axes])
 
     def product(part: str, operand: str) -> str:
@@ -120,7 +120,7 @@ def _mixture_of_chosen(graph: GraphBuilder, name: str, source: str, shares: str,
         return graph.node("Add", part, [result, biases])
 
     results = feed_forward(graph, name, rows, product)
-    result_axes = graph.constant("axes_3_4", [3, 4], np.int64)
+    result_axes = graph.integers("axes_3_4", [3, 4])
     factors = graph.node("Unsqueeze", f"{name}.factors", [shares, result_axes])
     parts = graph.node("Mul", f"{name}.parts", [results, factors])
     return graph.node("ReduceSum", f"{name}.mixed_experts", [parts, chosen_axes], keepdims=0)
@@ -130,18 +130,18 @@ def _mixture_of_all(
     graph: GraphBuilder, name: str, source: str, shares: str, choices: str, experts: Experts
 ) -> str:
     """Every expert with all tokens, [batch, experts, tokens, size], and their sum by shares."""
-    numbers = graph.constant("expert_numbers", np.arange(experts.count), np.int64)
-    last = graph.constant("axes_last", [-1], np.int64)
+    numbers = graph.integers("expert_numbers", np.arange(experts.count))
+    last = graph.integers("axes_last", [-1])
     choices = graph.node("Unsqueeze", f"{name}.choices", [choices, last])
     chosen = graph.node("Equal", f"{name}.is_chosen", [choices, numbers])
     chosen = graph.node("Cast", f"{name}.chosen", [chosen], to=TensorProto.FLOAT)
     columns = graph.node("Unsqueeze", f"{name}.columns", [shares, last])
     placed = graph.node("Mul", f"{name}.placed", [chosen, columns])
-    second = graph.constant("axis_2", [2], np.int64)
+    second = graph.integers("axis_2", [2])
     table = graph.node("ReduceSum", f"{name}.share_table", [placed, second], keepdims=0)
     table = graph.node("Transpose", f"{name}.share_rows", [table], perm=[0, 2, 1])
     factors = graph.node("Unsqueeze", f"{name}.factors", [table, last])
-    first = graph.constant("axis_1", [1], np.int64)
+    first = graph.integers("axis_1", [1])
     rows = graph.node("Unsqueeze", f"{name}.rows", [source, first])
     results = feed_forward(graph, name, rows, graph.product)
     parts = graph.node("Mul", f"{name}.parts", [results, factors])

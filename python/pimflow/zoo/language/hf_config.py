@@ -12,8 +12,8 @@ from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language import angle_scaling
 from pimflow.zoo.language.angle_scaling import AngleScaling
 from pimflow.zoo.language.decoder import CLAMPED_GAIN, CLAMPED_LIMIT
+from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
 from pimflow.zoo.language.hf_config_file import Config, config_key
-from pimflow.zoo.language.hf_experts import experts, latent_fields
 from pimflow.zoo.language.hf_types import ModelType
 
 _ACTIVATIONS = {
@@ -51,10 +51,10 @@ def variant_fields(
     fields: dict[str, Any] = {"activation": _activation(config, kind, model)}
     if model.has_latent:
         heads = config.size(config_key(model, "num_attention_heads"))
-        fields |= latent_fields(config, model, heads, layers)
+        fields |= _latent_fields(config, model, heads, layers)
     fields["windows"] = _windows(config, model, layers)
     fields["unturned_layers"] = _layers_without_rotation(config, model, layers)
-    fields["experts"] = experts(config, kind, model, layers)
+    fields["experts"] = _experts(config, kind, model, layers)
     if model.fields.get("positions", "rotary") == "rotary":
         fields |= _angles(config, kind, model, fields.get("rotary_size", head_size))
     for name in ("embedding_multiplier", "residual_multiplier"):
@@ -67,13 +67,10 @@ def variant_fields(
         fields["embedding_scale"] = math.sqrt(hidden)
     if kind in ("gemma2", "gemma3_text"):
         fields["score_scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
-        caps = (50.0, 30.0) if kind == "gemma2" else (0.0, 0.0)
-        for name, cap in zip(("score_softcap", "logit_softcap"), caps):
-            key = {"score_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}[
-                name
-            ]
-            given = config.value(key, float, 0.0 if key in config.tree else cap)
-            fields[name] = given
+        for name, key, cap in (("score", "attn_logit", 50.0), ("logit", "final_logit", 30.0)):
+            key = f"{key}_softcapping"
+            default = cap if kind == "gemma2" and key not in config.tree else 0.0
+            fields[f"{name}_softcap"] = config.value(key, float, default)
     if kind == "gpt_neox":
         fields["parallel"] = config.value("use_parallel_residual", bool, True)
     if kind == "falcon":
@@ -227,3 +224,74 @@ def _scaled_angles(
         slow=float(scaling.get("beta_slow") or 1),
         truncate=bool(scaling.get("truncate", True)),
     )
+
+
+def _experts(config: Config, kind: str, model: ModelType, layers: int) -> Experts | None:
+    """The experts of each layer; raises `ModelError` for a choice of layers that is not supported."""
+    if not model.has_experts or _dense_layers(config, model, layers) == layers:
+        return None
+    config.require("decoder_sparse_step", 1)
+    config.require("mlp_only_layers", [])
+    config.require("clip_qkv")
+    if "moe_intermediate_size" in model.sizes.values():
+        config.value("intermediate_size", int)  # of layers without experts
+    shares = model.normalises_shares
+    if shares is None:
+        shares = config.value("norm_topk_prob", bool, model.has_latent)
+    config.require("norm_topk_prob", shares)
+    count = config.value("num_experts", int, config.value("n_routed_experts", int))
+    count = config.size("num_local_experts", count)  # transformers 5 writes this name
+    more = _routing(config, kind, model) if model.has_latent else {}
+    return Experts(count=count, used=config.size("num_experts_per_tok"), normalised=shares, **more)
+
+
+def _dense_layers(config: Config, model: ModelType, layers: int) -> int:
+    """How many layers, the first ones, have no experts."""
+    return min(config.value("first_k_dense_replace", int, 0), layers) if model.has_latent else 0
+
+
+def _routing(config: Config, kind: str, model: ModelType) -> dict[str, Any]:
+    """How DeepSeek's routers choose."""
+    is_third = kind == "deepseek_v3"
+    config.require("scoring_func", model.scores)
+    config.require("moe_layer_freq", 1)
+    method = config.value("topk_method", str, "noaux_tc" if is_third else "greedy")
+    config.require("topk_method", *(["noaux_tc"] if is_third else ["greedy", "group_limited_greedy"]))
+    groups, used_groups = config.value("n_group", int) or 1, config.value("topk_group", int) or 1
+    if method == "greedy":
+        groups, used_groups = 1, 1
+    shared = config.size("n_shared_experts", 1 if is_third else 2)
+    return {
+        "scores": model.scores,
+        "corrected": is_third,
+        "groups": groups,
+        "used_groups": used_groups,
+        "group_best": 2 if is_third and groups > 1 else 1,
+        "factor": config.number("routed_scaling_factor", 2.5 if is_third else 1.0),
+        "shared": config.size("moe_intermediate_size") * shared,
+    }
+
+
+def _latent_fields(config: Config, model: ModelType, heads: int, layers: int) -> dict[str, Any]:
+    """Fields of a decoder whose keys and values are made from one vector a token."""
+    config.require("num_key_value_heads", heads)
+    still, turned = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
+    for name in ("head_dim", "qk_head_dim", "num_nextn_predict_layers"):
+        config.value(name, int)  # follow from others, or of layers that are left out
+    latent = LatentAttention(
+        rank=config.size("kv_lora_rank"),
+        value_size=config.size("v_head_dim"),
+        query_rank=config.value("q_lora_rank", int, 0),
+    )
+    scaling = {**(config.value("rope_scaling", dict) or {}), **(config.value("rope_parameters", dict) or {})}
+    factor, share = scaling.get("factor"), scaling.get("mscale_all_dim")
+    scale = 0.1 * float(share) * math.log(float(factor)) + 1 if factor and share else 1.0
+    return {
+        "latent": latent,
+        "head_size": still + turned,
+        "kv_heads": 1,
+        "rotary_size": turned,
+        "score_scale": scale**2 / math.sqrt(still + turned),
+        "dense_layers": _dense_layers(config, model, layers),
+        "dense_feed_forward": config.size("intermediate_size"),
+    }

@@ -37,7 +37,6 @@ class Quantisation:
     ----------
     method : str
         One of `METHODS`.
-    bits : int
     group : int
         Inputs that share a scale; 0 for all.
     symmetric : bool

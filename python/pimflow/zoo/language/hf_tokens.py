@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pimflow.errors import ModelError, one_line
 from pimflow.zoo.language.gguf_tokens import token_bytes
-from pimflow.zoo.language.tokens import TokenText
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from pimflow.zoo.language.tokens import LibraryTokens
 
 FILE = "tokenizer.json"
 
 
-class HfTokens:
-    """A tokenizer as ``tokenizer.json`` describes it, with the tokens that it puts around a text."""
-
-    def __init__(self, tokenizer: Tokenizer, spelled: list[bytes]) -> None:
-        self._tokenizer, self._spelled = tokenizer, spelled
-
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text, with those that are put before and after it if `special`."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-
-    def decoder(self) -> TokenText:
-        """A new incremental decoder of tokens to text."""
-        return TokenText(self._spelled)
-
-
-def read_tokens(path: Path, vocabulary: int) -> HfTokens | None:
+def read_tokens(path: Path, vocabulary: int) -> LibraryTokens | None:
     """Read a ``tokenizer.json``; None if there is no such file, or the library is missing.
 
     Raises
@@ -58,7 +40,7 @@ def read_tokens(path: Path, vocabulary: int) -> HfTokens | None:
         spelled[index] = token_bytes(token, not is_byte_level)
     for index, token in tokenizer.get_added_tokens_decoder().items():
         spelled[index] = b"" if token.special else token.content.encode()
-    return HfTokens(tokenizer, spelled)
+    return LibraryTokens(tokenizer, spelled)
 
 
 def end_tokens(folder: Path, vocabulary: int) -> frozenset[int]:

@@ -29,20 +29,20 @@ _GEMMA2 = {
     "feed_forward_norm": "pre_feedforward_layernorm",
     "feed_forward_result_norm": "post_feedforward_layernorm",
 }
-_FUSED = {"query": "self_attn.qkv_proj", "key": "self_attn.qkv_proj", "value": "self_attn.qkv_proj"}
-_PHI3 = {**_LLAMA, **_FUSED, "gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
+_PHI3 = {
+    **_LLAMA,
+    **dict.fromkeys(("query", "key", "value"), "self_attn.qkv_proj"),
+    **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),
+}
+_UNGATED = {part: name for part, name in _LLAMA.items() if part != "gate"}
 _PHI = {
-    **{part: name for part, name in _LLAMA.items() if part != "gate"},
+    **_UNGATED,
     "norm": "model.final_layernorm",
     "attention": "self_attn.dense",
     "up": "mlp.fc1",
     "down": "mlp.fc2",
 }
-_STARCODER2 = {
-    **{part: name for part, name in _LLAMA.items() if part != "gate"},
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
+_STARCODER2 = {**_UNGATED, "up": "mlp.c_fc", "down": "mlp.c_proj"}
 _GPT2 = {
     "tokens": "transformer.wte",
     "positions": "transformer.wpe",
@@ -163,7 +163,6 @@ class ModelType:
         that ``pattern`` or the key ``layer_types`` says.
     unturned_period : int
         n if each n-th layer rotates nothing unless the configuration says which layers do; else 0.
-    has_experts : bool
     normalises_shares : bool, optional
         Whether the shares of chosen experts sum to 1; None if the configuration says it.
     joins_experts : bool
@@ -209,11 +208,7 @@ MODEL_TYPES = {
     "qwen2": ModelType(window="pattern"),
     "qwen3": ModelType(fields={"query_norm": "heads"}, window="pattern"),
     "qwen3_moe": ModelType(
-        names=_EXPERTS,
-        fields={"query_norm": "heads"},
-        sizes=_MOE_SIZES,
-        window="pattern",
-        has_experts=True,
+        names=_EXPERTS, fields={"query_norm": "heads"}, sizes=_MOE_SIZES, window="pattern", has_experts=True
     ),
     "olmoe": ModelType(names=_EXPERTS, fields={"query_norm": "whole"}, has_experts=True),
     "deepseek_v2": ModelType(
@@ -242,8 +237,7 @@ MODEL_TYPES = {
     ),
     "phi3": ModelType(names=_PHI3, window="all"),
     "olmo2": ModelType(
-        names=_GEMMA2,
-        fields={"query_norm": "whole", "input_norms": False, "result_norms": True},
+        names=_GEMMA2, fields={"query_norm": "whole", "input_norms": False, "result_norms": True}
     ),
     "starcoder2": ModelType(names=_STARCODER2, fields=_LAYER, window="all"),
     "stablelm": ModelType(fields=_LAYER, rotation_share=0.25),

@@ -26,10 +26,8 @@ class StoredTensor:
 
     Attributes
     ----------
-    path : Path
     dtype : str
         As the format names it.
-    shape : tuple of int
     begin : int
         Offset of its first byte in the file.
     """

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer(Protocol):
@@ -32,6 +35,34 @@ class TokenText:
     def text(self, token: int, last: bool = False) -> str:
         """The text that is complete after `token`: a character may need several tokens."""
         return self._decoder.decode(self._spelled[token], last)
+
+
+class LibraryTokens:
+    """A tokenizer of the library `tokenizers`.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Of the library; it may put tokens around a text by itself.
+    spelled : sequence of bytes
+        Bytes of each token.
+    begin : int, optional
+        The token before a text, if the tokenizer puts none there.
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, spelled: Sequence[bytes], begin: int | None = None
+    ) -> None:
+        self._tokenizer, self._spelled, self._begin = tokenizer, spelled, begin
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text, with those that are put before and after it if `special`."""
+        ids = list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        return ids if self._begin is None or not special else [self._begin, *ids]
+
+    def decoder(self) -> TokenText:
+        """A new incremental decoder of tokens to text."""
+        return TokenText(self._spelled)
 
 
 class ByteTokens:
