@@ -91,22 +91,35 @@ class _PhaseRun:
 
 def _runs(mod: tvm.IRModule) -> list[_PhaseRun]:
     graph, runs = RunGraph.from_module(mod), []
+    begins = {begin[-1].var: begin for begin in _interleavings(mod, graph)}
+    for last in main_bindings(mod) if begins else ():
+        if not graph.has_role(last, "fconv"):
+            continue
+        run = graph.run_to(last, begins)
+        found = [b.var for b in run if b.var in begins]
+        others = any(operator(b.value) in POOL or graph.has_role(b, "lconv") for b in run)
+        if len(found) == 1 and not others and graph.is_isolated([*begins[found[0]], *run[1:]]):
+            first, to_blocks, *_ = begins[found[0]]
+            blocks = shape(to_blocks.var)
+            runs.append(_PhaseRun(first, found[0], run[1:], blocks[4], blocks[5]))
+    return runs
+
+
+def _interleavings(mod: tvm.IRModule, graph: RunGraph) -> list[list[relax.VarBinding]]:
+    """Each ``lconv`` that computes phases as channels, and the three operators that interleave them."""
+    begins = []
     for first in main_bindings(mod):
         if not graph.has_role(first, "lconv"):
             continue
-        run_begin = [first]
-        while len(run_begin) < 4 and len(graph.readers.get(run_begin[-1].var, [])) == 1:
-            run_begin.append(graph.readers[run_begin[-1].var][0])
-        if [operator(b.value) for b in run_begin[1:]] != ["reshape", "permute_dims", "reshape"]:
+        begin = [first]
+        while len(begin) < 4 and len(graph.readers.get(begin[-1].var, [])) == 1:
+            begin.append(graph.readers[begin[-1].var][0])
+        if [operator(b.value) for b in begin[1:]] != ["reshape", "permute_dims", "reshape"]:
             continue
-        blocks = shape(run_begin[1].var)
-        axes = [int(a) for a in run_begin[2].value.attrs.axes]
-        if len(blocks) != 7 or blocks[3] != 1 or axes != PHASES_TO_PIXELS:
-            continue
-        run = graph.extend_run(run_begin)
-        if run and not any(operator(b.value) in POOL for b in run):
-            runs.append(_PhaseRun(first, run_begin[3].var, run[4:], blocks[4], blocks[5]))
-    return runs
+        blocks, axes = shape(begin[1].var), [int(a) for a in begin[2].value.attrs.axes]
+        if len(blocks) == 7 and blocks[3] == 1 and axes == PHASES_TO_PIXELS:
+            begins.append(begin)
+    return begins
 
 
 def _phase(

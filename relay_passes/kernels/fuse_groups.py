@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -77,27 +77,36 @@ def _split_at_anchors(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBin
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
-    """Runs ``lconv``, elementwise operators, at most one pooling, ``fconv`` of a decomposed module.
+    """Runs of ``lconv``, elementwise operators, at most one pooling, ``fconv`` of a decomposed module.
 
     A run ends at its pooling if other readers than one ``fconv`` follow, such as a residual block: this also
-    avoids the map in front of the pooling. Layers are found by their roles. The other operands of elementwise
-    operators are constants: a second tensor would be a full map. The convolutions read every pixel once.
-    The last result of a run is its only one: a tensor with other readers, such as a skip connection, ends it.
+    avoids the map in front of the pooling. Layers are found by their roles. Several ``lconv`` are in one run
+    where their maps are added up, such as a residual that is restored. The other operands of elementwise
+    operators are constants: a tensor from outside would be a full map. The convolutions read every pixel at
+    most once. The last result of a run is its only one: a tensor with other readers, such as a skip
+    connection that is not restored, ends it.
     """
-    graph, chains = RunGraph.from_module(mod), []
+    graph, chains, pooled = RunGraph.from_module(mod), [], []
     for binding in main_bindings(mod):
-        if graph.has_role(binding, "lconv"):
-            run = graph.extend_run([binding])
-            chains += [[layer_name(mod, b.var) for b in run]] if run else []
-    return chains
+        is_pooling = operator(binding.value) in POOL
+        if not (is_pooling or graph.has_role(binding, "fconv", strides=True)):
+            continue
+        run = graph.run_to(binding)
+        if run:
+            (pooled if is_pooling else chains).append([layer_name(mod, b.var) for b in run])
+    inside = {layer for chain in chains for layer in chain}
+    chains += [run for run in pooled if run[-1] not in inside]
+    place = {layer_name(mod, b.var): index for index, b in enumerate(main_bindings(mod))}
+    return sorted(chains, key=lambda chain: place[chain[0]])
 
 
 @cached_by_module
 def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, ...]]:
     """The runs of `activation_chains` that consist of whole regions, as names of regions.
 
-    The last region may have further elementwise operators, such as the sum of parts. A region with other
-    operators, such as the flattening behind a pooling, is in no run: a group has no formula for them.
+    The last region may have further elementwise operators, such as the sum of parts, and `trailing_moves`,
+    such as the flattening behind a pooling. A region with other operators is in no run: a group has no
+    formula for them.
     """
     return [regions for _, regions, _ in _runs_of_regions(mod, views)]
 
@@ -120,12 +129,23 @@ def _runs_of_regions(
         inside = set(chain)
         rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
         last = groups[names[-1]]
+        by_pixel = rest[: len(rest) - len(trailing_moves(rest))]
         goes_on = (
-            last.bindings[-len(rest) :] == rest and not last.extra_outputs and all(map(_is_by_pixel, rest))
+            last.bindings[-len(rest) :] == rest
+            and not last.extra_outputs
+            and all(map(_is_by_pixel, by_pixel))
         )
         if names[0] == chain[0] and (not rest or goes_on):
             runs.append((chain, names, tuple(layer_name(mod, b.var) for b in rest)))
     return runs
+
+
+def trailing_moves(bindings: Sequence[relax.VarBinding]) -> Sequence[relax.VarBinding]:
+    """The last of `bindings`, as far as they only move elements: each permutes or reshapes the one before."""
+    count = 0
+    while count < len(bindings) and operator(bindings[-1 - count].value) in ("permute_dims", "reshape"):
+        count += 1
+    return bindings[len(bindings) - count :]
 
 
 def region_runs(mod: tvm.IRModule, *, views: bool = True) -> tuple[tuple[str, ...], ...]:
@@ -145,8 +165,8 @@ class RunGraph:
 
     Attributes
     ----------
-    names, roles : dict
-        Layer name of each variable; role of each layer that has one.
+    bindings, names, roles : dict
+        Binding and layer name of each variable; role of each layer that has one.
     readers : dict
         Bindings that read each variable.
     counts : dict
@@ -155,6 +175,7 @@ class RunGraph:
         Position of each variable's binding.
     """
 
+    bindings: dict[relax.Var, relax.VarBinding]
     names: dict[relax.Var, str]
     roles: dict[str, str]
     readers: dict[relax.Var, list[relax.VarBinding]]
@@ -165,13 +186,14 @@ class RunGraph:
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
-        names, order, layers = {}, {}, LAYER_NAMES.read(mod)
+        bindings, names, order, layers = {}, {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
+            bindings[binding.var] = binding
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
             for var in set(relax.analysis.free_vars(binding.value)):
                 readers.setdefault(var, []).append(binding)
-        return cls(names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
+        return cls(bindings, names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""
@@ -184,34 +206,48 @@ class RunGraph:
             for readers in (self.readers.get(binding.var, []),)
         )
 
-    def has_role(self, binding: relax.VarBinding, role: str) -> bool:
-        """Whether `binding` is a dense convolution with this role that reads every pixel once."""
+    def has_role(self, binding: relax.VarBinding, role: str, strides: bool = False) -> bool:
+        """Whether `binding` is a dense convolution with this role that reads every pixel at most once.
+
+        With `strides`, it may leave pixels out.
+        """
         kind = operator(binding.value)
         if kind != "nn.conv2d" or self.roles.get(self.names[binding.var]) != role:
             return False
         attrs = binding.value.attrs
-        plain = not any(map(int, attrs.padding)) and all(int(stride) == 1 for stride in attrs.strides)
-        return int(attrs.groups) == 1 and plain
+        is_whole = strides or all(int(stride) == 1 for stride in attrs.strides)
+        return int(attrs.groups) == 1 and is_whole and not any(map(int, attrs.padding))
 
-    def extend_run(self, run: list[relax.VarBinding]) -> list[relax.VarBinding]:
-        """`run` extended to the next ``fconv``, else to a pooling; empty if others read a result between."""
-        inside, pooled = {b.var for b in run}, list[relax.VarBinding]()
-        while True:
-            candidates = [b for v in inside for b in self.readers.get(v, []) if b.var not in inside]
-            # The first reader in execution order reads nothing from outside the run.
-            ready = [b for b in candidates if set(relax.analysis.free_vars(b.value)) <= inside]
-            if not ready or any(self.counts[v] != len(self.readers.get(v, [])) for v in inside):
-                return pooled
-            binding = min(ready, key=lambda b: self.order[b.var])
-            kind = operator(binding.value)
-            if self.has_role(binding, "fconv"):
-                return [*run, binding] if len({b.var for b in candidates}) == 1 else pooled
-            if kind in POOL and not pooled and len(candidates) == 1 and _fusible_pooling(binding.value):
-                pooled = [*run, binding]
-            elif kind not in UNARY + BINARY or not _is_by_channel(binding.value):
-                return pooled
-            run = [*run, binding]
-            inside.add(binding.var)
+    def run_to(self, last: relax.VarBinding, begins: Collection[relax.Var] = ()) -> list[relax.VarBinding]:
+        """The run that ends at `last`, in execution order; empty if there is none.
+
+        On all ways it begins at an ``lconv``, or at one of `begins`; nothing else reads what lies between.
+        """
+        inside, waiting, poolings = {last.var: last}, [last], int(operator(last.value) in POOL)
+        if poolings and not _fusible_pooling(last.value):
+            return []
+        while waiting:
+            reader = waiting.pop()
+            for var in dict.fromkeys(relax.analysis.free_vars(reader.value)):
+                binding = self.bindings.get(var)
+                if var in inside:
+                    continue
+                is_begin = binding is not None and (var in begins or self.has_role(binding, "lconv"))
+                if binding is None or not (is_begin or _joins_run(binding)):
+                    return []
+                poolings += operator(binding.value) in POOL
+                inside[var] = binding
+                waiting += [] if is_begin else [binding]
+        run = sorted(inside.values(), key=lambda b: self.order[b.var])
+        return run if poolings <= 1 and self.is_isolated(run) else []
+
+
+def _joins_run(binding: relax.VarBinding) -> bool:
+    """Whether a run may have `binding` between its convolutions."""
+    kind = operator(binding.value)
+    if kind in POOL:
+        return _fusible_pooling(binding.value)
+    return kind in UNARY + BINARY and _is_by_channel(binding.value) and _has_equal_shapes(binding)
 
 
 def _fusible_pooling(call: relax.Call) -> bool:
@@ -224,9 +260,14 @@ def _fusible_pooling(call: relax.Call) -> bool:
 def _is_by_pixel(binding: relax.VarBinding) -> bool:
     """Whether `binding` computes a feature map elementwise, from maps of its shape or one value a channel."""
     call, dims = binding.value, shape(binding.var)
-    tensors = [arg for arg in call.args if isinstance(arg, relax.Var)]
     elementwise = operator(call) in UNARY + BINARY and _is_by_channel(call)
-    return elementwise and len(dims) == 4 and all(shape(tensor) == dims for tensor in tensors)
+    return elementwise and len(dims) == 4 and _has_equal_shapes(binding)
+
+
+def _has_equal_shapes(binding: relax.VarBinding) -> bool:
+    """Whether all tensors that an elementwise operator reads have the shape of its result."""
+    tensors = [arg for arg in binding.value.args if isinstance(arg, relax.Var)]
+    return all(shape(tensor) == shape(binding.var) for tensor in tensors)
 
 
 def _is_by_channel(call: relax.Call) -> bool:

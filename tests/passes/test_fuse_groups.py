@@ -1,6 +1,8 @@
 """Is a run of layers one kernel, which gives the same and never holds the tensors between them?"""
 
+import functools
 from math import prod
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from pimflow.compiler import phases as pipeline
 from pimflow.fusion.kernels import relax_formulas
 from pimflow.fusion.kernels.emitter import LANES, MAX_PIXELS
 from pimflow.fusion.kernels.generator import ON_STACK_BYTES
+from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.relay_passes.flat import (
@@ -197,18 +200,86 @@ def with_row(emit, x, row):
 
 def flat_result(emit, x, _):
     y = emit(op.nn.relu(emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")))
-    return emit(op.reshape(emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv"), (1, -1)))
+    y = emit(convolution(y, constant(4, 1, 1, 32)), name_hint="fconv")
+    return emit(op.reshape(emit(op.permute_dims(y, [0, 3, 1, 2])), (1, -1)))
 
 
 def roles_of(network, *shapes) -> tvm.IRModule:
     mod = relax.transform.CanonicalizeBindings()(graph(network, *shapes))
-    return LAYER_ROLES.attach(mod, {"lconv": "lconv", "fconv": "fconv"})
+    return LAYER_ROLES.attach(mod, {"lconv": "lconv", "fconv": "fconv", "lconv_2": "lconv"})
+
+
+def restored_residual(n, h, w, *, channels=32, activation="relu", pool=False, first=True, strides=1):
+    """fconv(relu(lconv_2(y) + pool(activation(lconv(x))))), one of the maps `first`."""
+
+    def network(emit, x, y):
+        def restore():
+            z = emit(convolution(x, constant(channels, 1, 1, 5)), name_hint="lconv")
+            z = ACTIVATIONS[activation](emit, emit(op.add(z, constant(1, 1, 1, channels))))
+            return emit(op.nn.max_pool2d(z, (2, 2), (2, 2), layout="NHWC")) if pool else z
+
+        def form():
+            return emit(convolution(y, constant(channels, 1, 1, 3)), name_hint="lconv_2")
+
+        parts = (restore(), form()) if first else (form(), restore())
+        total = emit(op.nn.relu(emit(op.add(*parts))))
+        return emit(convolution(total, constant(4, 1, 1, channels), strides=strides))
+
+    scale = 2 if pool else 1
+    mod = roles_of(network, (n, scale * h, scale * w, 5), (n, h, w, 3))
+    last = main_bindings(mod)[-1].var.name
+    return LAYER_ROLES.attach(mod, {**LAYER_ROLES.read(mod), last: "fconv"})
 
 
 @pytest.mark.long
-def test_the_last_region_of_a_run_may_go_on_pixel_by_pixel():
-    """It is one kernel for a plan too, which knows regions alone."""
-    mod = roles_of(with_part, (1, 5, 7, 8), (1, 5, 7, 4))
+@given(
+    extents=st.tuples(st.integers(1, 2), st.integers(2, 7), st.integers(2, 9)),
+    activation=st.sampled_from(["", "relu", "silu"]),
+    pool=st.booleans(),
+    first=st.booleans(),
+    strides=st.sampled_from([1, 2]),
+)
+@settings(max_examples=examples(4), deadline=None)
+def test_a_restored_residual_is_inside_its_run(extents, **options):
+    mod = restored_residual(*extents, **options)
+    (run,) = activation_chains(mod)
+    assert len(run) == len(main_bindings(mod)) and len(region_runs(mod)) == 1
+    arrays = [RNG.standard_normal([int(d) for d in p.ty.shape]).astype("float32") for p in mod["main"].params]
+    expected = ran(mod, *arrays)
+    by_chunks = OutlineGroups({region_runs(mod)[0]: "tiles 1x2x1 by 8 channels"})(mod)
+    with mock.patch.object(pipeline, "TileGroups", functools.partial(TileGroups, as_planned=True)):
+        results = [ran(by_chunks, *arrays)]
+    together = FuseGroups([run])(mod)
+    assert len(kernels(lower_kernels(together))) == 1
+    for result in (*results, ran(together, *arrays)):
+        assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_neither_map_of_a_sum_is_there_in_full(first):
+    mod = restored_residual(1, 56, 56, channels=64, pool=True, first=first)
+    (kernel,) = kernels(lower_kernels(FuseGroups(activation_chains(mod))(mod))).values()
+    assert WORKSPACES not in kernel.attrs
+    assert sum(allocation_bytes(kernel)) * 8 < 4 * 56 * 56 * 64
+
+
+def gated(emit, x, y):
+    """A gate of one pixel has another shape than the map that it scales."""
+    gate = emit(convolution(y, constant(32, 1, 1, 3)), name_hint="lconv_2")
+    z = emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")
+    z = emit(op.multiply(z, emit(op.sigmoid(gate))))
+    return emit(op.nn.relu(emit(convolution(z, constant(4, 1, 1, 32)), name_hint="fconv")))
+
+
+def test_a_map_of_another_shape_is_in_no_run():
+    assert activation_chains(roles_of(gated, (1, 8, 8, 8), (1, 1, 1, 3))) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", [with_part, flat_result])
+def test_the_last_region_of_a_run_may_go_on(network):
+    """Pixel by pixel, or with moves alone. It is one kernel for a plan too, which knows regions alone."""
+    mod = roles_of(network, (1, 5, 7, 8), (1, 5, 7, 4))
     assert region_runs(mod) == (("lconv", "fconv"),)
     together = OutlineGroups({("lconv", "fconv"): ""})(mod)
     assert len(kernel_groups(together)) == 1
@@ -243,9 +314,8 @@ def test_a_result_lies_over_an_operand_that_has_its_tiles(network, count):
     assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("network", "other"), [(with_row, (1, 1, 7, 4)), (flat_result, (1, 5, 7, 4))])
-def test_a_region_that_does_more_is_in_no_run(network, other):
-    mod = roles_of(network, (1, 5, 7, 8), other)
+def test_a_region_that_does_more_is_in_no_run():
+    mod = roles_of(with_row, (1, 5, 7, 8), (1, 1, 7, 4))
     assert activation_chains(mod) and region_runs(mod) == ()
 
 

@@ -91,13 +91,15 @@ def run_weights(layer: Layer, sums: bool) -> int:
 def single_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
     """All `layers` as one run with `channels` at a time; None if they cannot be one.
 
-    The first layer forms channels, those after it keep channels separate, and the last may sum over them.
+    Layers form channels, each from all channels of an operand from outside, or keep channels separate; the
+    last may sum over them.
     """
     count, formed_names, sums = layers[0].maps[0][3].output_extent, set[str](), False
     for step, layer in enumerate(layers):
         inner_maps = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in formed_names]
         is_padded = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
-        if is_padded or layer.view or layer.extra_output_elements or sums or (step and not inner_maps):
+        is_linked = not step or inner_maps or forms_channels(layer)
+        if is_padded or layer.view or layer.extra_output_elements or sums or not is_linked:
             return None
         has_same_channels = layer.maps[0][3].output_extent == count
         if has_same_channels and all(axis == RangeMap.same(count) for axis in inner_maps):
@@ -128,11 +130,8 @@ def _operands_by_chunk(layers: Sequence[Layer], run: ChannelRun) -> set[str]:
     """Tensors that a run loads channel by channel: only it reads them, and no layer all channels at once."""
     layer_names = {layer.name for layer in layers}
     run_layers = layers[run.begin : run.end]
-    whole_tensors = (
-        set()
-        if keeps_channels(run_layers[0]) or (run.sums and len(run_layers) == 1)
-        else {run_layers[0].inputs[0]}
-    )
+    forming = [layers[step] for step in run.forming_steps]
+    whole_tensors = {layer.inputs[0] for layer in forming if not keeps_channels(layer)} - layer_names
     whole_tensors |= set(run_layers[-1].inputs[1:]) if run.sums else set()
     outside_reads = {name for step, layer in enumerate(layers) if step not in run for name in layer.inputs}
     return (

@@ -90,9 +90,8 @@ class TileEmitter:
     def store(self, layer: Layer) -> None:
         """Store the tile's part of a result."""
         with self.loops(self.box(layer.name, "stored")) as index:
-            self.copy(
-                "store", layer.name, self.address(layer.name, index), self._dram_index(layer.name, index)
-            )
+            address = self.address(layer.name, index)
+            self.copy("store", layer.name, address, self._stored_index(layer.name, index))
 
     def load_weights(self, layer: Layer, begin: tirx.Expr, size: int) -> None:
         """Load consecutive weights to the layer's weights in the pool."""
@@ -259,7 +258,7 @@ class TileEmitter:
     def store_output(self, name: str, value: tirx.Expr, index: Index) -> None:
         """Store a result of the group in DRAM."""
         dram = self.dram["store", name]
-        T.buffer_store(dram, _cast(value, dram.dtype), list(self._dram_index(name, index)))
+        T.buffer_store(dram, _cast(value, dram.dtype), list(self._stored_index(name, index)))
 
     def sum(self, address: tirx.Expr) -> tirx.Expr:
         """A waiting sum in the pool, in fp32."""
@@ -292,6 +291,11 @@ class TileEmitter:
         if name in self.group.sum_tensors:
             begin = begin * self.element_bytes // SUM_BYTES
         return self.base + begin + ((n * size[1] + h) * size[2] + w) * size[3] + channel
+
+    def _stored_index(self, name: str, index: Index) -> Index:
+        """Index of an element of a result in DRAM."""
+        stored = self.computations[name].stored
+        return stored.place(index) if stored else self._dram_index(name, index)
 
     def _dram_index(self, name: str, index: Index) -> Index:
         """Index of an element in DRAM."""

@@ -59,11 +59,27 @@ class Formula:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredForm:
+    """The form in which a result lies in DRAM, if that is not NHWC.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    place : callable
+        Function of the index along n, h, w and c: the index in DRAM.
+    """
+
+    shape: tuple[int, ...]
+    place: Callable[[Index], Index]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Computation:
-    """A layer's formulas, and its weights in shape (weights of a filter, filters)."""
+    """A layer's formulas, its weights in shape (weights of a filter, filters), and the form of its result."""
 
     formulas: tuple[Formula, ...]
     weights: np.ndarray
+    stored: StoredForm | None = None
 
     @property
     def terms(self) -> int:

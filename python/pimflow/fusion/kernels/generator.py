@@ -109,7 +109,7 @@ class Generator(TileEmitter):
             loaded = [list(group.spans[axis][name].fresh) for axis in range(len(stored))]
             return name not in group.channels_on_chip and loaded == [list(parts) for parts in stored]
 
-        if further_results:
+        if further_results or self.computations[result].stored:
             return []
         return [
             position
@@ -135,7 +135,9 @@ class Generator(TileEmitter):
 
         def tensor(kind: str, index: int, name: str) -> None:
             """Declare a tensor in DRAM as the next argument."""
-            buffer = T.Buffer(self.graph.shapes[name], self.target.types.get(name, ARITHMETIC_TYPE))
+            stored = self.computations[name].stored if kind == "store" else None
+            dims = stored.shape if stored else self.graph.shapes[name]
+            buffer = T.Buffer(dims, self.target.types.get(name, ARITHMETIC_TYPE))
             self.dram[kind, name] = T.arg(f"{kind}_{index}", buffer)
 
         for index, name in enumerate(self.group.input_names):

@@ -17,13 +17,22 @@ from tvm import relax, tirx
 from pimflow.core.region import ConvGeometry, Region, RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import layers_from_regions
-from pimflow.fusion.kernels.formula import Computation, Formula, Index, Read, TapReduction, Weight, no_weights
+from pimflow.fusion.kernels.formula import (
+    Computation,
+    Formula,
+    Index,
+    Read,
+    StoredForm,
+    TapReduction,
+    Weight,
+    no_weights,
+)
 from pimflow.fusion.kernels.reductions import convolution_sum, mean_divisor, pooling_reduction
 from pimflow.fusion.layers import Shape
 from pimflow.fusion.region_layers import EXTRA
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import operator, shape
-from pimflow.relay_passes.kernels.fuse_groups import region_runs
+from pimflow.relay_passes.kernels.fuse_groups import region_runs, trailing_moves
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import extract_regions, group_region, region_groups
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables
@@ -132,7 +141,11 @@ class _RegionReader:
     def __init__(
         self, name: str, bindings: Sequence[relax.VarBinding], tensor_names: Mapping[relax.Var, str]
     ) -> None:
-        self.name, self.bindings = name, bindings
+        self.name, moves = name, trailing_moves(bindings)
+        if len(moves) == len(bindings):
+            raise self.unsupported("it computes nothing")
+        self.stored = _stored_form(moves) if moves else None
+        self.bindings = bindings = bindings[: len(bindings) - len(moves)]
         self.values = {b.var: b.value for b in bindings}
         self.result = bindings[-1].var
         self.shape = self._dims(self.result)
@@ -142,7 +155,8 @@ class _RegionReader:
         self.anchor = anchors[0] if anchors else None
         self.kind = operator(self.anchor.value) if anchors else ""
         is_concat = self.kind == "concat"
-        group = KernelGroup(bindings=[*bindings], anchor=None if is_concat else self.anchor, view=is_concat)
+        computed = [*bindings, *moves]
+        group = KernelGroup(bindings=computed, anchor=None if is_concat else self.anchor, view=is_concat)
         self.operands = free_variables(group.bindings)
         if not self.operands or any(var not in tensor_names for var in self.operands):
             raise self.unsupported("it reads what has no name")
@@ -172,7 +186,8 @@ class _RegionReader:
             formulas, weights = self._window_formulas(self._window())
         if self.vectors:
             weights = np.vstack([weights, *self.vectors]) if weights.size else np.vstack(self.vectors)
-        return Computation(formulas=formulas, weights=np.ascontiguousarray(weights, np.float32))
+        weights = np.ascontiguousarray(weights, np.float32)
+        return Computation(formulas=formulas, weights=weights, stored=self.stored)
 
     def _window(self) -> ConvGeometry:
         call, window = self.anchor.value, self.region.geometry or self.region.kernel.pooling
@@ -281,6 +296,26 @@ class _RegionReader:
                 else:
                     raise self.unsupported("its constant has a shape of its own")
         return constants
+
+
+def _stored_form(moves: Sequence[relax.VarBinding]) -> StoredForm:
+    """Where `moves`, permutations and reshapes, put the elements of the map that they read."""
+
+    def place(index: Index) -> Index:
+        """The index behind all moves."""
+        for binding in moves:
+            if operator(binding.value) == "permute_dims":
+                index = tuple(index[int(axis)] for axis in binding.value.attrs.axes)
+                continue
+            number: tirx.Expr | int = 0
+            for extent, i in zip(shape(binding.value.args[0]), index, strict=True):
+                number = number * extent + i
+            index = ()
+            for extent in reversed(shape(binding.var)):
+                index, number = (tirx.floormod(number, extent), *index), tirx.floordiv(number, extent)
+        return index
+
+    return StoredForm(shape=shape(moves[-1].var), place=place)
 
 
 def ignores_window_size(call: relax.Call) -> bool:
