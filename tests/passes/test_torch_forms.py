@@ -9,7 +9,7 @@ from length import long_but
 
 import pimflow
 from pimflow import frontend
-from pimflow.errors import UnsupportedOpError
+from pimflow.errors import ModelError, UnsupportedOpError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -83,6 +83,14 @@ CASES = {
     "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
 }
 F = torch.nn.functional
+
+
+def overwritten(x):
+    result = x.clone()
+    result[:, [1, -1], :, [2, 3]] = x[0, :2, :, :1].transpose(1, 2)
+    return result
+
+
 FUNCTIONS = {
     "nearest": lambda x: F.interpolate(x, size=(13, 5), mode="nearest"),
     "nearest, of a signal": lambda x: F.interpolate(x[0], scale_factor=1.5, mode="nearest"),
@@ -105,6 +113,26 @@ FUNCTIONS = {
     "circular": lambda x: F.pad(x, (1, 1, 2, 1), mode="circular"),
     "replicate": lambda x: F.pad(x, (1, 0, 2, 1), mode="replicate"),
     "cut and pad": lambda x: F.pad(x, (1, -1, -2, 0), value=2.0),
+    "adaptive maxima": lambda x: F.adaptive_max_pool2d(x, (4, 3), return_indices=True)[0],
+    "adaptive places": lambda x: F.adaptive_max_pool2d(x, (4, 3), return_indices=True)[1],
+    "bags": lambda x: F.embedding_bag((x[0, 0] * 3).int().abs(), x[0, 1].repeat(2, 1), mode="mean"),
+    "bilinear form": lambda x: F.bilinear(x[0, 0], x[0, 1], x[0, :4, :7, :7]),
+    "distances": lambda x: torch.cdist(x[0, 0], x[0, 1]),
+    "rectified": lambda x: F.rrelu(x),
+    "windows": lambda x: x.unfold(2, 4, 2),
+    "complements": lambda x: torch.special.erfc(x) + torch.exp2(x) + torch.hypot(x, x + 1),
+    "signs": lambda x: torch.copysign(x, x.flip(1)) + torch.fmin(x, x.flip(2)),
+    "extremes of axes": lambda x: x.amax((1, 2)) - x.amin((1, 2), keepdim=True)[0],
+    "products": lambda x: x.prod(1) + x.logsumexp(1),
+    "middle": lambda x: x.median(2)[0] + x.kthvalue(3, 2)[0],
+    "shifts": lambda x: ((x * 9).int() << 2) + ((x * 9).int() >> 1),
+    "one-hot": lambda x: F.one_hot((x * 2).long().abs(), 16).float(),
+    "sums at places": lambda x: x.scatter_add(2, (x * 2).long().abs(), x + 1),
+    "largest at places": lambda x: x.scatter_reduce(2, (x * 2).long().abs(), x + 1, "amax"),
+    "new sums": lambda x: x.scatter_reduce(2, (x * 2).long().abs(), x, "sum", include_self=False),
+    "sums of rows": lambda x: x.index_add(1, torch.tensor([0, 3, 3]), x[:, :3]),
+    "places apart": overwritten,
+    "rows": lambda x: x[0].index_put((torch.tensor([-1, 2]),), x[0, :2]),
 }
 
 
@@ -124,6 +152,17 @@ def test_functions_give_what_pytorch_gives():
     for name, expected in zip(FUNCTIONS, Functions()(x), strict=True):
         assert results[name].dtype == expected.numpy().dtype, name
         np.testing.assert_allclose(results[name], expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_network_that_pytorch_cannot_run_on_drawn_inputs_is_refused():
+    class Quotient(torch.nn.Module):
+        def forward(self, x, y):
+            return x // y
+
+    ones = torch.ones(2, dtype=torch.int64)
+    loaded = frontend.load(torch.export.export(Quotient(), (ones, ones)))
+    with pytest.raises(ModelError, match="cannot run it on drawn inputs: ZeroDivisionError; give inputs"):
+        loaded.reference({"x": ones.numpy(), "y": 0 * ones.numpy()})
 
 
 def test_an_index_by_a_mask_is_refused():

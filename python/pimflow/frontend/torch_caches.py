@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm import relax
 
-from pimflow.errors import UnsupportedOpError
+from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.reference import Run
+from pimflow.frontend.torch_scatter import rows_written
 from pimflow.relay_passes.caches import append_tokens
 from pimflow.relay_passes.flat import shape
 
@@ -124,12 +125,13 @@ def converters() -> dict[str, Callable[[torch.fx.Node, Any], relax.Expr]]:
         return kept[0] if len(kept) == 1 else importer.block_builder.emit(relax.op.concat(kept, axis=axis))
 
     def index_put(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
-        """A write of one token to a cache, or TVM's conversion."""
+        """A write of one token to a cache or of rows, or TVM's conversion."""
         data, indices, *_ = node.args
         places = [axis for axis, index in enumerate(indices) if index is not None]
         adds = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
         index = indices[_TOKEN_AXIS] if places == [_TOKEN_AXIS] and not adds else None
         result = index and _write_token(importer, *(importer.env[x] for x in (data, index, node.args[2])))
+        result = rows_written(node, importer) if result is None else result
         return importer._index_put(node) if result is None else result
 
     def index_copy(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
@@ -208,10 +210,16 @@ def program_runner(
         with torch.no_grad():
             for name, target in buffers.items():
                 module.get_buffer(target).copy_(tensors[name])
-            if runner is None:
-                result = module(*args, **kwargs)
-            else:
-                result = runner.run(*flat, enable_io_processing=False)
+            try:
+                if runner is None:
+                    result = module(*args, **kwargs)
+                else:
+                    result = runner.run(*flat, enable_io_processing=False)
+            except RuntimeError as error:  # as a division of integers by zero
+                advice = "give inputs that it is made for (--inputs, --input)"
+                raise ModelError(
+                    f"PyTorch cannot run it on drawn inputs: {last_line(error)}; {advice}"
+                ) from error
             written = [module.get_buffer(target).clone() for target in buffers.values()]
         return [y.numpy() for y in (*written, *_pytree.tree_leaves(result))]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax, topi
 
-from pimflow.frontend import torch_experts, torch_pooling, torch_resize
+from pimflow.frontend import torch_experts, torch_pooling, torch_resize, torch_scatter
 from pimflow.relay_passes.flat import shape
 
 if TYPE_CHECKING:
@@ -67,6 +68,25 @@ def _extreme(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Tu
     emit, largest = importer.block_builder.emit, str(node.target).split(".")[1] == "max"
     extreme, place = (relax.op.max, relax.op.argmax) if largest else (relax.op.min, relax.op.argmin)
     return relax.Tuple([emit(extreme(x, axis, keeps)), emit(place(x, axis, keeps))])
+
+
+def _reduction(
+    node: torch.fx.Node, importer: ExportedProgramImporter, reduce: Callable[..., relax.Expr]
+) -> relax.Var:
+    """Convert a reduction over given axes, or over all of them."""
+    x, *given = importer.retrieve_args(node)
+    axes = given[0] if given else node.kwargs.get("dim")
+    keeps = given[1] if len(given) > 1 else node.kwargs.get("keepdim", False)
+    return importer.block_builder.emit(reduce(x, None if axes == [] else axes, keeps))
+
+
+def _shift(
+    node: torch.fx.Node, importer: ExportedProgramImporter, shift: Callable[..., relax.Expr]
+) -> relax.Var:
+    """Convert a shift of the bits of integers by a number or a tensor."""
+    x, width = importer.retrieve_args(node)
+    width = width if isinstance(width, relax.Expr) else relax.const(width, str(x.ty.dtype))
+    return importer.block_builder.emit(shift(x, width))
 
 
 def _linear(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
@@ -151,6 +171,8 @@ KEPT_OPERATORS = (
     "matmul.default",
     *torch_resize.CONVERTERS,
 )
+_LEFT_SHIFTS = ("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
+_RIGHT_SHIFTS = ("__rshift__.Scalar", "__rshift__.Tensor", "bitwise_right_shift.Tensor")
 # By name of the operator, as TVM's importer takes it.
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "grid_sampler_2d.default": _grid_sample,
@@ -159,6 +181,11 @@ CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "elu.default": _elu,
     "histc.default": torch_experts.histogram,
     "index.Tensor": _index,
+    "amax.default": functools.partial(_reduction, reduce=relax.op.max),
+    "amin.default": functools.partial(_reduction, reduce=relax.op.min),
+    "prod.dim_int": functools.partial(_reduction, reduce=relax.op.prod),
+    **dict.fromkeys(_LEFT_SHIFTS, functools.partial(_shift, shift=relax.op.left_shift)),
+    **dict.fromkeys(_RIGHT_SHIFTS, functools.partial(_shift, shift=relax.op.right_shift)),
     "linear.default": _linear,
     "max.dim": _extreme,
     "min.dim": _extreme,
@@ -166,4 +193,5 @@ CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     **dict.fromkeys(KEPT_OPERATORS[:3], _reflect),
     **torch_pooling.CONVERTERS,
     **torch_resize.CONVERTERS,
+    **torch_scatter.CONVERTERS,
 }

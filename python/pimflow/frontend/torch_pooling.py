@@ -91,8 +91,32 @@ def _max_pool(node: torch.fx.Node, importer: ExportedProgramImporter, rank: int)
     return emit(relax.Tuple([emit(op.reshape(result, (*maps, *counts))) for result in results]))
 
 
+def _adaptive_max_pool(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Expr:
+    """Convert an adaptive max pool of a map; the places of the maxima count within the map."""
+    x, output_sizes = importer.retrieve_args(node)
+    (*maps, height, width), counts = shape(x), _per_axis(output_sizes, 2)
+    rows, columns = (
+        [range(cell * size // count, -((cell + 1) * size // -count)) for cell in range(count)]
+        for size, count in zip((height, width), counts)
+    )
+    windows = [[row * width + column for row in i for column in j] for i in rows for j in columns]
+    reach = max(map(len, windows))
+    # A smaller window has its last pixel several times; the first maximum counts.
+    pixels = np.array([window + window[-1:] * (reach - len(window)) for window in windows])
+    emit, op = importer.block_builder.emit, relax.op
+    flat = emit(op.reshape(x, (*maps, height * width)))
+    elements = emit(op.take(flat, relax.const(pixels.reshape(-1), "int64"), len(maps), mode="clip"))
+    elements = emit(op.reshape(elements, (*maps, *pixels.shape)))
+    starts = relax.const(np.arange(len(windows)) * reach, "int64")
+    cell = emit(op.add(emit(op.argmax(elements, len(maps) + 1)), starts))
+    where = emit(op.take(relax.const(pixels.reshape(-1), "int64"), cell, 0, mode="clip"))
+    results = (emit(op.max(elements, len(maps) + 1)), where)
+    return emit(relax.Tuple([emit(op.reshape(result, (*maps, *counts))) for result in results]))
+
+
 # By name of the operator, as TVM's importer takes it.
 CONVERTERS = {
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
     **{f"avg_pool{rank}d.default": functools.partial(_average_pool, rank=rank) for rank in (2, 3)},
     **{f"max_pool{rank}d_with_indices.default": functools.partial(_max_pool, rank=rank) for rank in (2, 3)},
 }

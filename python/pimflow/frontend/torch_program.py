@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
-from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
+from pimflow.frontend import relax_module, torch_archive, torch_decompositions, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference
 from pimflow.frontend.torch_caches import (
@@ -130,6 +130,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         warnings.simplefilter("ignore")
         try:
             functional = program.run_decompositions(_decompositions())
+            _drop_assertions(functional)
             imported = without_constant_inputs(with_buffers_as_inputs(functional))
             mod = _import(imported)
         except NotImplementedError as error:
@@ -225,14 +226,29 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
 
 
 def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
-    """PyTorch's decompositions, but for the operators that have converters here."""
+    """PyTorch's decompositions and ours, but for the operators that have converters here."""
     import torch
+
+    def operator(name: str) -> torch._ops.OperatorBase:
+        base, overload = name.split(".")
+        return getattr(getattr(torch.ops.aten, base), overload)
 
     table = torch.export.default_decompositions()
     for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
-        operator, overload = name.split(".")
-        table.pop(getattr(getattr(torch.ops.aten, operator), overload), None)
+        table.pop(operator(name), None)
+    for name, compute in torch_decompositions.definitions().items():
+        table[operator(name)] = compute
     return table
+
+
+def _drop_assertions(program: torch.export.ExportedProgram) -> None:
+    """Erase checks of values, which compute nothing; TVM's would make the network impure."""
+    graph = program.graph_module.graph
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and str(node.target).startswith("aten._assert") and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
 
 
 def path_of(node: torch.fx.Node) -> str:
