@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class _PlainUses:
             buffer = access.source if isinstance(access, ir.TensorLoad) else access.buffer
             for expr, extent in zip(access.indices, buffer.shape):
                 if parameters := self._parameters(expr) & ranges.keys():
-                    whole = replace(ranges[min(parameters)])
+                    whole = ranges[min(parameters)]
                     narrow(expr, self._index_range(expr, int(extent), whole))
         for quotient in nodes(self._body, *_QUOTIENTS):
             narrow(quotient.b, IntegerRange(1, 1 << 62))
