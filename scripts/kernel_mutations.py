@@ -210,7 +210,7 @@ def _shifted(store: tirx.BufferStore, offset: int) -> tirx.BufferStore | None:
 
 
 def _begun_with_one(store: tirx.BufferStore) -> tirx.BufferStore | None:
-    if not isinstance(store.value, tirx.FloatImm) or store.value.value != 0:
+    if not isinstance(store.value, tirx.FloatImm | tirx.IntImm) or store.value.value != 0:
         return None
     one = tirx.const(1, str(store.value.ty).removeprefix("T."))
     return tirx.BufferStore(store.buffer, one, store.indices)

@@ -17,6 +17,7 @@ from pimflow.compiler.kernel_checks.launch import Purpose, nodes
 from pimflow.compiler.kernel_checks.memo import Integers, Memo
 from pimflow.compiler.kernel_checks.operators import FUNCTIONS, Array
 from pimflow.compiler.kernel_checks.threads import (
+    SHARED_BYTE,
     WARP,
     Lanes,
     Memory,
@@ -130,7 +131,7 @@ class LaneMemory:
         lanes, size_bytes = self._running, view.elements * view.dtype.itemsize
         if scope.startswith("shared"):
             row_bytes, unit = -(-size_bytes // 16) * 16, 1 if view.dtype.kind == "b" else 2
-            data = np.full((len(lanes.blocks), row_bytes), blank_value(np.dtype(np.uint8)), np.uint8)
+            data = np.full((len(lanes.blocks), row_bytes), SHARED_BYTE, np.uint8)
             log = self._log(name, data.size // unit, True)
             return Memory(name, "shared", data, size_bytes, log, unit, self._gaps(size_bytes))
         if scope.startswith("wmma"):

@@ -35,7 +35,7 @@ from pimflow.compiler.kernel_checks.launch import (
 )
 from pimflow.compiler.kernel_checks.memo import Integers, Memo
 from pimflow.compiler.kernel_checks.operators import Array
-from pimflow.compiler.kernel_checks.threads import Lanes, Memory, View, blank_value, coordinates
+from pimflow.compiler.kernel_checks.threads import SHARED_BYTE, Lanes, Memory, View, blank_value, coordinates
 from pimflow.errors import UnsupportedOpError
 
 
@@ -242,8 +242,10 @@ class KernelExecution(AsyncCopies):
         def _run() -> None:
             lanes = self._running
             if last and last[0][0] is lanes:  # in a loop: the same memory, whose values have gone
-                last[0][1].data[...] = blank_value(last[0][1].data.dtype)
-                last[0][1].version += 1
+                memory = last[0][1]
+                is_shared = memory.scope == "shared"
+                memory.data[...] = SHARED_BYTE if is_shared else blank_value(memory.data.dtype)
+                memory.version += 1
                 return
             last[:] = [(lanes, self._new_memory(view, buffer.name, scope))]
             self._memories[buffer] = last[0][1]

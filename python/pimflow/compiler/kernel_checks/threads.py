@@ -16,6 +16,7 @@ from pimflow.compiler.kernel_checks.launch import KernelLaunch
 from pimflow.compiler.kernel_checks.operators import Array
 
 WARP = 32
+SHARED_BYTE = 0xFF  # of shared memory before it is written: floats of such bytes are NaN
 
 
 def element_type(text: str) -> tuple[np.dtype[Any], int]:
@@ -38,11 +39,16 @@ def coordinates(launch: KernelLaunch, prefix: str, numbers: npt.NDArray[np.int64
     return axes
 
 
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether a type has fractions: those of `ml_dtypes` are of NumPy's kind "V"."""
+    return dtype.kind in "fV"
+
+
 def blank_value(dtype: np.dtype[Any]) -> float:
-    """What memory has before it is written: NaN, bytes of which floats are NaN, or 0."""
-    if dtype.kind == "f":
+    """What memory has before it is written: NaN, or integers that are neutral in no reduction."""
+    if is_floating(dtype):
         return np.nan
-    return 0xFF if dtype == np.uint8 else 0
+    return 1 if dtype.kind == "b" else int(np.iinfo(dtype).max) // 3
 
 
 @dataclass
