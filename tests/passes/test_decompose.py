@@ -266,14 +266,10 @@ def test_what_can_be_decomposed():
 
 def test_weights_keep_their_type_and_integers_are_left_alone():
     def product_module(dtype):
-        builder = relax.BlockBuilder()
         x = relax.Var("x", relax.TensorType((3, 4), dtype))
-        with builder.function("main", [x]):
-            with builder.dataflow():
-                y = relax.op.matmul(x, relax.const(np.arange(20).reshape(4, 5), dtype))
-                output = builder.emit_output(builder.emit(y, name_hint="fc"))
-            builder.emit_func_output(output)
-        return rebuild(builder.get(), lambda *_: None)
+        y = relax.op.matmul(x, relax.const(np.arange(20).reshape(4, 5), dtype))
+        mod = main_module([x], lambda builder: builder.emit(y, name_hint="fc"))
+        return rebuild(mod, lambda *_: None)
 
     half = Decompose(chains(product_module("float16")))(product_module("float16"))
     assert operators(half) == ["matmul"] * 2 and str(half["main"].ret_ty.dtype) == "float16"

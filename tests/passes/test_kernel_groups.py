@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, runs_alike
+from graphs import as_module, conv2d_nhwc, main_module, runs_alike
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import EarlyReader
@@ -231,18 +231,14 @@ def test_which_operators_share_a_kernel(mod, expected, stored):
 def test_what_only_a_kernels_own_operands_read_goes_there_too(shared):
     """A bias that PIM left, before a SiLU: the sum is read twice, but by one kernel."""
     x = relax.Var("x", relax.TensorType((1, 4, 4, 8), "float32"))
-    filters = relax.const(np.ones((8, 1, 1, 8), np.float32))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            total = builder.emit(relax.op.add(x, relax.const(np.ones(8, np.float32))))
-            gate = builder.emit(relax.op.sigmoid(total))
-            silu = builder.emit(relax.op.multiply(total, gate))
-            conv = relax.op.nn.conv2d(silu, filters, data_layout="NHWC", kernel_layout="OHWI")
-            y = builder.emit(conv)
-            out = builder.emit_output(relax.Tuple([y, total]) if shared else y)
-        builder.emit_func_output(out)
-    mod = builder.get()
+
+    def network(builder):
+        total = builder.emit(relax.op.add(x, relax.const(np.ones(8, np.float32))))
+        silu = builder.emit(relax.op.multiply(total, builder.emit(relax.op.sigmoid(total))))
+        y = builder.emit(conv2d_nhwc(silu, np.ones((8, 1, 1, 8), np.float32)))
+        return relax.Tuple([y, total]) if shared else y
+
+    mod = main_module([x], network)
     group, *rest = kernel_groups(mod)
     assert [operator(b.value) for b in group.bindings] == ["add", "sigmoid", "multiply", "nn.conv2d"]
     assert len(group.extra_outputs) == shared and not any(next_group.fusible for next_group in rest)
@@ -344,21 +340,16 @@ CHAINS = {
 
 def chain(operator, length: int, *, layer: bool) -> tvm.IRModule:
     """`operator` so many times, one after the other, in front of a convolution if there is a `layer`."""
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((1, 4, 4, 2), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = x
-            for _ in range(length - 1):
-                y = builder.emit(operator(y))
-            y = operator(y)
-            if layer:
-                filters = relax.const(np.ones((2, 1, 1, 2), np.float32))
-                y = builder.emit(y)
-                y = relax.op.nn.conv2d(y, filters, data_layout="NHWC", kernel_layout="OHWI")
-            y = builder.emit_output(y)
-        builder.emit_func_output(y)
-    return builder.get()
+
+    def network(builder):
+        y = x
+        for _ in range(length - 1):
+            y = builder.emit(operator(y))
+        y = operator(y)
+        return conv2d_nhwc(builder.emit(y), np.ones((2, 1, 1, 2), np.float32)) if layer else y
+
+    return main_module([x], network)
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, inputs, operators, run, same_bits
+from graphs import as_module, conv2d_nhwc, inputs, main_module, operators, run, same_bits
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -100,23 +100,15 @@ GEOMETRY = ConvGeometry(n=1, h=7, w=6, c=8, oc=4, kh=3, kw=3, padding=(1, 1, 1, 
 def network(producer, geometry: ConvGeometry) -> tvm.IRModule:
     """Two inputs, an operator of the network's own that moves data, and a convolution of its result."""
     x, y = (relax.Var(name, relax.TensorType((1, 7, 6, 4), "float32")) for name in "xy")
-    builder = relax.BlockBuilder()
-    weights = FILTERS[:, : geometry.kh, : geometry.kw, : geometry.c]
-    with builder.function("main", [x, y]):
-        with builder.dataflow():
-            moved = builder.emit(producer(x, y), name_hint="moved")
-            conv = relax.op.nn.conv2d(
-                moved,
-                relax.const(np.ascontiguousarray(weights)),
-                strides=geometry.stride,
-                padding=geometry.padding,
-                dilation=geometry.dilation,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            out = builder.emit_output(relax.op.nn.relu(builder.emit(conv, name_hint="conv")))
-        builder.emit_func_output(out)
-    return builder.get()
+    weights = np.ascontiguousarray(FILTERS[:, : geometry.kh, : geometry.kw, : geometry.c])
+    attributes = {name: getattr(geometry, name) for name in ("padding", "dilation")}
+
+    def layer(builder):
+        moved = builder.emit(producer(x, y), name_hint="moved")
+        conv = conv2d_nhwc(moved, weights, strides=geometry.stride, **attributes)
+        return relax.op.nn.relu(builder.emit(conv, name_hint="conv"))
+
+    return main_module([x, y], layer)
 
 
 def concatenation(x, y):

@@ -228,14 +228,6 @@ def test_parts_are_issued_as_soon_as_their_turn_comes(case):
             assert (place_of[position - 1, stage + 1] < place) == crosses_devices
 
 
-@pytest.mark.long
-@settings(max_examples=examples(5))
-@given(runs())
-def test_llvm_gives_the_same_bits(case):
-    before, run = case
-    assert same_bits(before, apply_or_reject(before, run))
-
-
 def test_parts_lie_in_their_tensor():
     """Rows of 4 * 16 elements begin at multiples of 64 bytes: nothing is copied, one kernel a part."""
     groups = kernel_groups(PipelineRows([RUN])(PipelinedRowsBefore))

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from attention_values import attend
 from decoders import DecoderModel
-from graphs import PLAIN_CODE, as_module, close, run
+from graphs import PLAIN_CODE, as_module, close, main_module, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_graphs import graph
@@ -105,15 +105,13 @@ def test_a_cache_of_any_size_is_found():
     batch, heads, keys, size = 8, 32, 4096, 128
     q = relax.Var("q", relax.TensorType((batch, heads, 1, size), "float32"))
     k, v = (relax.Var(name, relax.TensorType((batch, keys, heads, size), "float32")) for name in "kv")
-    builder = relax.BlockBuilder()
-    with builder.function("main", [q, k, v]):
-        with builder.dataflow():
-            turned = builder.emit(op.permute_dims(k, [0, 2, 3, 1]))
-            scores = builder.emit(op.nn.softmax(builder.emit(op.matmul(q, turned)), axis=-1))
-            values = builder.emit(op.permute_dims(v, [0, 2, 1, 3]))
-            y = builder.emit_output(op.matmul(scores, values))
-        builder.emit_func_output(y)
-    (attention,) = attention_calls(RecogniseAttention()(builder.get()))
+
+    def network(builder):
+        turned = builder.emit(op.permute_dims(k, [0, 2, 3, 1]))
+        scores = builder.emit(op.nn.softmax(builder.emit(op.matmul(q, turned)), axis=-1))
+        return op.matmul(scores, builder.emit(op.permute_dims(v, [0, 2, 1, 3])))
+
+    (attention,) = attention_calls(RecogniseAttention()(main_module([q, k, v], network)))
     assert (attention.batch, attention.heads, attention.kv_heads, attention.keys) == (
         batch,
         heads,

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, conv2d_nhwc, inputs, operators, run, same_bits
+from graphs import as_module, conv2d_nhwc, inputs, main_module, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -125,24 +125,12 @@ def layer(batch, side, c, oc, window, product, groups=1) -> tvm.IRModule:
     """A convolution, or a product of as many rows."""
     rng = np.random.default_rng(1)
     x = relax.Var("x", relax.TensorType((batch, c) if product else (batch, side, side, c), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            if product:
-                call = relax.op.matmul(x, relax.const(rng.standard_normal((c, oc), np.float32)))
-            else:
-                filters = rng.standard_normal((oc, window, window, c // groups), np.float32)
-                call = relax.op.nn.conv2d(
-                    x,
-                    relax.const(filters),
-                    padding=window // 2,
-                    groups=groups,
-                    data_layout="NHWC",
-                    kernel_layout="OHWI",
-                )
-            out = builder.emit_output(relax.op.negative(builder.emit(call, name_hint="conv")))
-        builder.emit_func_output(out)
-    return builder.get()
+    if product:
+        call = relax.op.matmul(x, relax.const(rng.standard_normal((c, oc), np.float32)))
+    else:
+        filters = rng.standard_normal((oc, window, window, c // groups), np.float32)
+        call = conv2d_nhwc(x, filters, padding=window // 2, groups=groups)
+    return main_module([x], lambda builder: relax.op.negative(builder.emit(call, name_hint="conv")))
 
 
 @pytest.mark.parametrize("axis", ["channels", "reduction"])
