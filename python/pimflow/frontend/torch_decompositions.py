@@ -1,136 +1,133 @@
-"""Operators of PyTorch that TVM's importer has no converter for, in terms of those that it has."""
+"""Operators of PyTorch that TVM's importer has no converter for, in terms of those that it has.
+
+Each function takes its operator's arguments, and is traced by PyTorch in place of it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
-def definitions() -> dict[str, Callable[..., Any]]:
-    """What computes an operator, by its name and overload.
+def _exp2(x: torch.Tensor) -> torch.Tensor:
+    return 2.0**x
 
-    Each function takes the operator's arguments, and is traced by PyTorch in place of it.
-    """
+
+def _erfc(x: torch.Tensor) -> torch.Tensor:
+    return 1.0 - x.erf()
+
+
+def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    return (-x.abs()).where(sign < 0, x.abs())
+
+
+def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * x + y * y).sqrt()
+
+
+def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.where(x.isnan(), x.where(y.isnan(), x.minimum(y)))
+
+
+def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.where(x.isnan(), x.where(y.isnan(), x.maximum(y)))
+
+
+def _kth_value(
+    x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values, places = (part.narrow(dim, k - 1, 1) for part in x.sort(dim))
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _median(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+def _whole_median(x: torch.Tensor) -> torch.Tensor:
+    return _median(x.reshape(-1), 0)[0]
+
+
+def _trilinear(*operands: Any, **options: Any) -> torch.Tensor:
+    """The sum over some axes of the product of three tensors, each with axes of size 1 put in."""
+    factors, (expansions, summed) = operands[:3], (operands[3:6], operands[6])
+    wide = []
+    for factor, axes in zip(factors, expansions):
+        for axis in axes:
+            factor = factor.unsqueeze(axis)
+        wide.append(factor)
+    return (wide[0] * wide[1] * wide[2]).sum(list(summed))
+
+
+def _distances(x: torch.Tensor, y: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
+    """The norms of order `p` of the differences of all rows."""
+    differences = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    if p == math.inf:
+        return differences.amax(-1)
+    if p == 2:
+        return (differences * differences).sum(-1).sqrt()
+    if p == 0:
+        return (differences != 0).to(x.dtype).sum(-1)
+    return differences.sum(-1) if p == 1 else differences.pow(p).sum(-1).pow(1 / p)
+
+
+def _rrelu(x: torch.Tensor, noise: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaky ReLU whose slope is the mean of the bounds; in training it would be drawn."""
+    lower, upper, training = (*options[:3], *(0.125, 1 / 3, False)[len(options) :])
+    if training:
+        raise NotImplementedError("RReLU draws slopes in training; export the network for inference")
+    return x.where(x >= 0, x * ((lower + upper) / 2)), noise
+
+
+def _embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Sums or means of rows, a bag from each offset to the next, as a product with who is in which."""
     import torch
 
-    def exp2(x: torch.Tensor) -> torch.Tensor:
-        return torch.pow(2.0, x)
+    defaults = (False, 0, False, None, False, -1)
+    _, mode, _, factors, has_last_offset, padding = (*options[:6], *defaults[len(options) :])
+    if mode == 2 or has_last_offset or padding >= 0:
+        raise NotImplementedError("EmbeddingBag is supported for sums and means, without padding")
+    place = torch.arange(indices.shape[0], device=indices.device).unsqueeze(0)
+    ends = torch.cat([offsets[1:], torch.full_like(offsets[:1], indices.shape[0])])
+    members = ((place >= offsets.unsqueeze(1)) & (place < ends.unsqueeze(1))).to(weight.dtype)
+    rows = weight.index_select(0, indices)
+    bags = members @ (rows if factors is None else rows * factors.unsqueeze(1))
+    bags = bags / members.sum(1, keepdim=True).clamp(min=1) if mode == 1 else bags
+    return bags, offsets, offsets, offsets
 
-    def erfc(x: torch.Tensor) -> torch.Tensor:
-        return 1.0 - torch.erf(x)
 
-    def copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-        return torch.where(sign < 0, -x.abs(), x.abs())
+def _windows(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
+    """Parts of an axis, of one size and one step apart, along a new last axis."""
+    import torch
 
-    def hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.sqrt(x * x + y * y)
+    reach = x.shape[dimension] - size + 1
+    starts = torch.arange(0, reach, step, device=x.device)
+    parts = [x.narrow(dimension, first, reach).index_select(dimension, starts) for first in range(size)]
+    return torch.stack(parts, -1)
 
-    def fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
 
-    def fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
-
-    def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-        results = [part.narrow(dim, k - 1, 1) for part in torch.sort(x, dim)]
-        values, places = results if keepdim else [part.squeeze(dim) for part in results]
-        return values, places
-
-    def median(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-        return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
-
-    def whole_median(x: torch.Tensor) -> torch.Tensor:
-        return median(x.reshape(-1), 0)[0]
-
-    def trilinear(
-        first: torch.Tensor,
-        second: torch.Tensor,
-        third: torch.Tensor,
-        expand1: Sequence[int],
-        expand2: Sequence[int],
-        expand3: Sequence[int],
-        sumdim: Sequence[int],
-        unroll_dim: int = 1,
-    ) -> torch.Tensor:
-        factors = []
-        for factor, axes in ((first, expand1), (second, expand2), (third, expand3)):
-            for axis in axes:
-                factor = factor.unsqueeze(axis)
-            factors.append(factor)
-        return (factors[0] * factors[1] * factors[2]).sum(list(sumdim))
-
-    def distances(x: torch.Tensor, y: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
-        differences = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
-        if p == math.inf:
-            return differences.max(-1)[0]
-        if p == 1:
-            return differences.sum(-1)
-        if p == 2:
-            return (differences * differences).sum(-1).sqrt()
-        if p == 0:
-            return (differences != 0).to(x.dtype).sum(-1)
-        return differences.pow(p).sum(-1).pow(1 / p)
-
-    def rrelu(
-        x: torch.Tensor,
-        noise: torch.Tensor,
-        lower: float = 0.125,
-        upper: float = 1 / 3,
-        training: bool = False,
-        generator: Any = None,
-    ) -> tuple[Any, Any]:
-        if training:
-            raise NotImplementedError("RReLU draws slopes in training; export the network in inference")
-        return torch.where(x >= 0, x, x * ((lower + upper) / 2)), noise
-
-    def embedding_bag(
-        weight: torch.Tensor,
-        indices: torch.Tensor,
-        offsets: torch.Tensor,
-        scale_grad_by_freq: bool = False,
-        mode: int = 0,
-        sparse: bool = False,
-        per_sample_weights: torch.Tensor | None = None,
-        include_last_offset: bool = False,
-        padding_idx: int = -1,
-    ) -> tuple[Any, Any, Any, Any]:
-        if mode == 2 or include_last_offset or padding_idx >= 0:
-            raise NotImplementedError("an EmbeddingBag of sums or means without padding is supported")
-        place = torch.arange(indices.shape[0], device=indices.device).unsqueeze(0)
-        begin = offsets.unsqueeze(1)
-        end = torch.cat([offsets[1:], torch.full_like(offsets[:1], indices.shape[0])]).unsqueeze(1)
-        members = ((place >= begin) & (place < end)).to(weight.dtype)
-        rows = weight.index_select(0, indices)
-        rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(1)
-        bags = members @ rows
-        bags = bags / members.sum(1, keepdim=True).clamp(min=1) if mode == 1 else bags
-        return bags, offsets, offsets, offsets
-
-    def windows(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
-        count = (x.shape[dimension] - size) // step + 1
-        parts = [x.narrow(dimension, first, (count - 1) * step + 1) for first in range(size)]
-        every = torch.arange(0, (count - 1) * step + 1, step, device=x.device)
-        return torch.stack([part.index_select(dimension, every) for part in parts], -1)
-
-    return {
-        "_cdist_forward.default": distances,
-        "_embedding_bag.default": embedding_bag,
-        "_embedding_bag_forward_only.default": embedding_bag,
-        "_trilinear.default": trilinear,
-        "copysign.Tensor": copysign,
-        "erfc.default": erfc,
-        "exp2.default": exp2,
-        "fmax.default": fmax,
-        "fmin.default": fmin,
-        "hypot.default": hypot,
-        "kthvalue.default": kthvalue,
-        "median.default": whole_median,
-        "median.dim": median,
-        "rrelu_with_noise_functional.default": rrelu,
-        "special_erfc.default": erfc,
-        "unfold.default": windows,
-    }
+# By name of the operator and its overload.
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "_cdist_forward.default": _distances,
+    "_embedding_bag.default": _embedding_bag,
+    "_embedding_bag_forward_only.default": _embedding_bag,
+    "_trilinear.default": _trilinear,
+    "copysign.Tensor": _copysign,
+    "erfc.default": _erfc,
+    "exp2.default": _exp2,
+    "fmax.default": _fmax,
+    "fmin.default": _fmin,
+    "hypot.default": _hypot,
+    "kthvalue.default": _kth_value,
+    "median.default": _whole_median,
+    "median.dim": _median,
+    "rrelu_with_noise_functional.default": _rrelu,
+    "special_erfc.default": _erfc,
+    "unfold.default": _windows,
+}

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
-from pimflow.frontend import relax_module, torch_archive, torch_decompositions, torch_experts, torch_recurrent
+from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
 from pimflow.frontend.reference import Reference
 from pimflow.frontend.torch_caches import (
@@ -30,6 +30,7 @@ from pimflow.frontend.torch_caches import (
     without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
 from pimflow.relay_passes.flat import main_bindings
@@ -229,16 +230,19 @@ def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """PyTorch's decompositions and ours, but for the operators that have converters here."""
     import torch
 
-    def operator(name: str) -> torch._ops.OperatorBase:
-        base, overload = name.split(".")
-        return getattr(getattr(torch.ops.aten, base), overload)
-
     table = torch.export.default_decompositions()
     for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
-        table.pop(operator(name), None)
-    for name, compute in torch_decompositions.definitions().items():
-        table[operator(name)] = compute
+        table.pop(_operator(name), None)
+    for name, decomposition in DECOMPOSITIONS.items():
+        table[_operator(name)] = decomposition
     return table
+
+
+def _operator(name: str) -> torch._ops.OperatorBase:
+    import torch
+
+    packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 def _drop_assertions(program: torch.export.ExportedProgram) -> None:
