@@ -176,7 +176,9 @@ def test_models_lists_parameters(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and "3,504,872" in out
     code, out, _ = run(capsys, "models --json")
-    assert {row["name"] for row in json.loads(out)} >= {"mobilenet-v2", "toy"}
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert rows.keys() >= {"mobilenet-v2", "toy"}
+    assert rows["gpt-2"]["biases"] == sorted(rows["gpt-2"]["biases"]) != []
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,14 @@ BAR_DELAY_SECONDS = 2.0  # delay of a progress bar
 
 
 def print_json(value: Any) -> None:
-    """Print a result as JSON; NumPy scalars become numbers."""
-    print(json.dumps(value, indent=1, default=lambda x: x.item() if hasattr(x, "item") else str(x)))
+    """Print a result as JSON; NumPy scalars become numbers, and sets sorted lists."""
+    print(json.dumps(value, indent=1, default=_json_value))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def show(result: Any, as_json: bool) -> None:
