@@ -248,7 +248,7 @@ def script_faults(name: str, source: str) -> list[str]:
         pieces = imported.split(".")
         if pieces[0] in BARE:
             wrong.append(f"{name}:{line}: {imported}: import it as pimflow.{pieces[0]}")
-        if pieces[0] == "pimflow" and any(p.startswith("_") for p in pieces):
+        if pieces[0] == "pimflow" and any(p.startswith("_") and not p.endswith("__") for p in pieces):
             wrong.append(f"{name}:{line}: {imported} is private")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):

@@ -10,6 +10,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from pimflow.relay_passes.schedules.drop_checks import DropChecks
 from pimflow.relay_passes.schedules.keep_barriers import KeepBarriers
 from pimflow.relay_passes.schedules.loops import rewrite_kernels
+from pimflow.relay_passes.schedules.wrap_narrow import WrapNarrow
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
 PIPELINE = "pimflow"  # name of the TIR pipeline that ends with `KeepRegisters`
@@ -41,13 +42,14 @@ def _mark_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `DropChecks`, `KeepRegisters`."""
+    """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `WrapNarrow` and those below."""
 
     def pipeline() -> tuple:
         """Module passes, host passes and device passes."""
         phases, _, device = default_s_tir_pipeline()
         lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
         host = [DropChecks(), KeepRegisters(), *lowering]
-        return KeepBarriers(phases), lambda: tvm.transform.Sequential(host), device
+        emitted = tvm.transform.Sequential([KeepBarriers(phases), WrapNarrow()])
+        return emitted, lambda: tvm.transform.Sequential(host), device
 
     tirx.register_tir_pipeline(PIPELINE, pipeline)

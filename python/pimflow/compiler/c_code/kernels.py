@@ -22,6 +22,7 @@ from pimflow.relay_passes.c_kernels.plain_c import (
 from pimflow.relay_passes.c_kernels.vector_calls import VectorCalls, has_vectors
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, with_workspaces
 from pimflow.relay_passes.schedules.loops import nodes
+from pimflow.relay_passes.schedules.wrap_narrow import WrapNarrow
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
 ALIGNMENT_BYTES = 64
@@ -114,7 +115,13 @@ def _lower(kernels: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
     with target:
         wrapped = phases(tirx.transform.BindTarget(target)(tvm.IRModule(dict(kernels))))
     bare = {gv: _strip_wrapper(f, kernels[_plain(gv.name_hint)]) for gv, f in wrapped.functions_items()}
-    host = [PlainRegisters(), WideFunctions(), tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    host = [
+        WrapNarrow(),
+        PlainRegisters(),
+        WideFunctions(),
+        tirx.transform.LowerTVMBuiltin(),
+        tirx.transform.LowerIntrin(),
+    ]
     stored = [tirx.transform.BF16StorageLegalize(), VectorCalls(), MarkParallel()]
     lowered = tvm.transform.Sequential([*host, *stored])(tvm.IRModule(bare))
     return {_plain(gv.name_hint): f for gv, f in lowered.functions_items()}
