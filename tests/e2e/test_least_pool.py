@@ -84,7 +84,7 @@ def test_every_budget_from_the_least_on_is_kept():
 
 
 @pytest.mark.long
-def test_a_run_ends_before_what_no_group_has_a_formula_for():
+def test_a_run_may_end_with_what_flattens_its_result():
     """The kernel of the last pooling flattens too."""
     weights = {"fc": np.ones((8 * 8 * 32, 4), np.float32)}
     nodes = convolution("a", "x", (8, 32), 3, weights) + convolution("b", "a", (32, 32), 3, weights)
@@ -94,7 +94,7 @@ def test_a_run_ends_before_what_no_group_has_a_formula_for():
     nodes.append(onnx.helper.make_node("MatMul", ["flat", "fc"], ["y"], "product"))
     network = model(nodes, weights, 8)
     search_result, choice = place_network(network, decompose=REQUEST, objective="memory")
-    assert search_result.graph.runs and all("pool" not in run for run in search_result.graph.runs)
+    assert any("pool" in run for run in search_result.graph.runs)
     assert choice.pool_bytes <= min_pool_bytes(network, decompose=REQUEST)
 
 
