@@ -42,7 +42,7 @@ def _mark_registers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def register() -> None:
-    """Register the TIR pipeline ``pimflow``: TVM's with `KeepBarriers`, `WrapNarrow` and those below."""
+    """Register the TIR pipeline ``pimflow``: TVM's, with the passes of ours that lowering needs."""
 
     def pipeline() -> tuple:
         """Module passes, host passes and device passes."""

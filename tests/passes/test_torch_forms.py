@@ -121,6 +121,10 @@ FUNCTIONS = {
     "rectified": lambda x: F.rrelu(x),
     "windows": lambda x: x.unfold(2, 4, 2),
     "complements": lambda x: torch.special.erfc(x) + torch.exp2(x) + torch.hypot(x, x + 1),
+    "signs of zero": lambda x: torch.copysign(x + 1, -torch.zeros_like(x)) + torch.copysign(x, 0 * x.abs()),
+    "long sides": lambda x: torch.hypot(x * 1e30, 1e30 * x.flip(1)) / 1e30,
+    "no side": lambda x: torch.hypot(x.relu(), (-x).relu() * 0) + torch.hypot(x * torch.inf, x * torch.inf),
+    "middle of NaN": lambda x: (x / (x.abs() > 0.1)).where(x < 1.5, torch.nan).median(2)[0],
     "signs": lambda x: torch.copysign(x, x.flip(1)) + torch.fmin(x, x.flip(2)),
     "extremes of axes": lambda x: x.amax((1, 2)) - x.amin((1, 2), keepdim=True)[0],
     "products": lambda x: x.prod(1) + x.logsumexp(1),
@@ -154,14 +158,14 @@ def test_functions_give_what_pytorch_gives():
         np.testing.assert_allclose(results[name], expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_a_network_that_pytorch_cannot_run_on_drawn_inputs_is_refused():
+def test_inputs_on_which_pytorch_fails_are_refused():
     class Quotient(torch.nn.Module):
         def forward(self, x, y):
             return x // y
 
     ones = torch.ones(2, dtype=torch.int64)
     loaded = frontend.load(torch.export.export(Quotient(), (ones, ones)))
-    with pytest.raises(ModelError, match="cannot run it on drawn inputs: ZeroDivisionError; give inputs"):
+    with pytest.raises(ModelError, match="cannot run it on these inputs: ZeroDivisionError; give inputs"):
         loaded.reference({"x": ones.numpy(), "y": 0 * ones.numpy()})
 
 

@@ -37,7 +37,7 @@ def test_a_result_is_cut_to_its_type_before_it_is_widened(name, dtype):
 
 def test_floats_stay_as_they_are():
     a = te.placeholder((16,), "float16", "a")
-    function = te.create_prim_func([a, te.compute((16,), lambda i: a[i] + a[i + 0] * a[i], "sum")])
+    function = te.create_prim_func([a, te.compute((16,), lambda i: a[i] + a[i] * a[i], "sum")])
     module = tvm.IRModule({"main": function})
     tvm.ir.assert_structural_equal(WrapNarrow()(module), module)
 

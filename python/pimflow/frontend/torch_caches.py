@@ -218,7 +218,7 @@ def program_runner(
             except RuntimeError as error:  # as a division of integers by zero
                 advice = "give inputs that it is made for (--inputs, --input)"
                 raise ModelError(
-                    f"PyTorch cannot run it on drawn inputs: {last_line(error)}; {advice}"
+                    f"PyTorch cannot run it on these inputs: {last_line(error)}; {advice}"
                 ) from error
             written = [module.get_buffer(target).clone() for target in buffers.values()]
         return [y.numpy() for y in (*written, *_pytree.tree_leaves(result))]

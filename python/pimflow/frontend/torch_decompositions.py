@@ -22,11 +22,16 @@ def _erfc(x: torch.Tensor) -> torch.Tensor:
 
 
 def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    return (-x.abs()).where(sign < 0, x.abs())
+    is_negative = (sign < 0) | ((sign == 0) & (1 / sign < 0))  # zero has a sign too
+    return (-x.abs()).where(is_negative, x.abs())
 
 
 def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x * x + y * y).sqrt()
+    """The root of the sum of squares, which are of numbers up to 1: others may leave fp16."""
+    low, high = x.abs().minimum(y.abs()), x.abs().maximum(y.abs())
+    is_plain = (high > 0) & (high < math.inf)
+    ratio = (low / high).masked_fill(~is_plain, 0)
+    return high * (1 + ratio * ratio).sqrt()
 
 
 def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -45,7 +50,10 @@ def _kth_value(
 
 
 def _median(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    return _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    values, places = _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    if x.is_floating_point():
+        values = values.masked_fill(x.isnan().any(dim, keepdim), math.nan)
+    return values, places
 
 
 def _whole_median(x: torch.Tensor) -> torch.Tensor:

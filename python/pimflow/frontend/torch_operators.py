@@ -147,18 +147,13 @@ def _index(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
         ((axis, index),) = places.items()
         return emit(relax.op.take(x, index, axis, mode="wrap"))
     dims, axes = shape(x), list(places)
-    begin = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0  # else the result has them first
+    begin = torch_scatter.first_row_axis(axes)
     rest = [axis for axis in range(len(dims)) if axis not in places]
     x = emit(relax.op.permute_dims(x, [*rest[:begin], *axes, *rest[begin:]]))
     rows = math.prod(dims[axis] for axis in axes)
     before, after = ([dims[axis] for axis in part] for part in (rest[:begin], rest[begin:]))
     x = emit(relax.op.reshape(x, (*before, rows, *after)))
-    row: relax.Expr = relax.const(0, "int64")
-    for axis, index in places.items():
-        wide, size = emit(relax.op.astype(index, "int64")), relax.const(dims[axis], "int64")
-        is_negative = emit(relax.op.less(wide, relax.const(0, "int64")))
-        wide = emit(relax.op.where(is_negative, emit(relax.op.add(wide, size)), wide))
-        row = emit(relax.op.add(emit(relax.op.multiply(row, size)), wide))
+    row = torch_scatter.row_numbers(places, dims, importer)
     return emit(relax.op.take(x, row, begin, mode="clip"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm import relax
@@ -59,15 +60,9 @@ def rows_written(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
     if len(axes) == len(sizes) or any("int" not in str(index.ty.dtype) for index in places.values()):
         return None
     emit, op = importer.block_builder.emit, relax.op
-    row: relax.Expr = relax.const(0, "int64")
-    for axis, index in places.items():
-        wide, extent = emit(op.astype(index, "int64")), relax.const(sizes[axis], "int64")
-        is_negative = emit(op.less(wide, relax.const(0, "int64")))
-        wide = emit(op.where(is_negative, emit(op.add(wide, extent)), wide))
-        row = emit(op.add(emit(op.multiply(row, extent)), wide))
+    row = row_numbers(places, sizes, importer)
     rest = [axis for axis in range(len(sizes)) if axis not in places]
-    # Where the indexed axes lie side by side the values have theirs in the same place, else first.
-    begin = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+    begin = first_row_axis(axes)
     row_shape, inner = shape(row), [sizes[axis] for axis in rest]
     rows, width, rank = math.prod(row_shape), math.prod(inner), len(row_shape)
     values = emit(op.broadcast_to(values, (*inner[:begin], *row_shape, *inner[begin:])))
@@ -81,6 +76,25 @@ def rows_written(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
     written = emit(op.scatter_elements(flat, targets, values, 0, "add" if adds else "update"))
     written = emit(op.reshape(written, [sizes[axis] for axis in order]))
     return emit(op.permute_dims(written, [order.index(axis) for axis in range(len(sizes))]))
+
+
+def first_row_axis(axes: list[int]) -> int:
+    """Where chosen values have the axes of the indices: in the place of `axes`, first if these lie apart."""
+    return axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+
+
+def row_numbers(
+    places: Mapping[int, relax.Expr], sizes: Sequence[int], importer: ExportedProgramImporter
+) -> relax.Expr:
+    """Numbers of rows of flattened axes, from an index of each of them; negative ones count from the end."""
+    emit, op = importer.block_builder.emit, relax.op
+    row: relax.Expr = relax.const(0, "int64")
+    for axis, index in places.items():
+        wide, extent = emit(op.astype(index, "int64")), relax.const(sizes[axis], "int64")
+        is_negative = emit(op.less(wide, relax.const(0, "int64")))
+        wide = emit(op.where(is_negative, emit(op.add(wide, extent)), wide))
+        row = emit(op.add(emit(op.multiply(row, extent)), wide))
+    return row
 
 
 # By name of the operator, as TVM's importer takes it.

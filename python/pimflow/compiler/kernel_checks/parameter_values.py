@@ -134,9 +134,9 @@ class _PlainUses:
         while is_changed:
             is_changed = False
             for variable, value in targets:
-                known = origins.setdefault(variable, set())
-                new = {i for v in nodes(value, ir.Var) for i in origins.get(v, ())} - known
-                known |= new
+                own = origins.setdefault(variable, set())
+                new = {i for v in nodes(value, ir.Var) for i in origins.get(v, ())} - own
+                own |= new
                 is_changed |= bool(new)
         return origins
 
