@@ -123,8 +123,6 @@ class _ScoreChain:
 
     Attributes
     ----------
-    product : Call, optional
-        The first product.
     masks : list of tuple
         Masks that are added: each (mask,), or the operands (condition, mask, mask) of a ``where``.
     scales : Var, optional

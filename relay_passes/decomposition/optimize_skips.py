@@ -37,8 +37,6 @@ class Skip:
 
     Attributes
     ----------
-    name : str
-        Its variable.
     uses : tuple of str
         Variables whose operators are distant uses, each with a copy in front of it. Uses soon after a distant
         one read the same copy.

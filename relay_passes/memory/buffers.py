@@ -89,8 +89,6 @@ class MainBuffers:
         Results that reuse the memory of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write a result over an operand.
-    weights : set of Buffer
-        Buffers that weights are copied to.
     """
 
     by_var: dict[relax.Var, TensorBuffer]

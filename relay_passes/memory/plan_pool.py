@@ -84,8 +84,6 @@ def with_storage(
     ----------
     places : mapping of Buffer to (str, int)
         Storage of each buffer, and its offset there.
-    storages_bytes : mapping of str to int
-        Size of each storage.
     eager : bool
         Whether all storage is allocated before the first call, or each before its first tensor.
     """

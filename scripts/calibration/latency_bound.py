@@ -26,8 +26,6 @@ class LatencyBound:
 
     Attributes
     ----------
-    comp_cycles : int
-        Cycles of COMPs.
     activation_cycles : int
         Cycles of row changes, during which no COMP can issue.
     bus_cycles : int

@@ -67,8 +67,6 @@ class TimedProduct:
 
     Attributes
     ----------
-    cycles : int
-        Of its programs in sequence.
     comp_cycles : int
         Cycles in which the multipliers of the busiest channel work.
     """
@@ -322,8 +320,6 @@ def decode_limited_ns(
 
     Parameters
     ----------
-    results : float
-        Number of sums that are read.
     vector_bytes : float
         Bytes that are written to the buffers of all channels.
     lanes : int

@@ -23,8 +23,6 @@ class ProductCrossing:
 
     Attributes
     ----------
-    inputs, outputs : int
-        Sizes of the matrix.
     tokens : int
         Vectors that are multiplied with it: those of a prompt, or one for each request.
     gpu_ns : float

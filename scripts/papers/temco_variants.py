@@ -204,8 +204,6 @@ class MemoryOverTime:
 
     Attributes
     ----------
-    live_bytes : list of int
-        During each layer.
     skip_bytes : list of int
         Those of tensors that wait for a distant use: from the layer after their producer to the last reader.
     """

@@ -31,8 +31,6 @@ class KernelCost:
 
     Attributes
     ----------
-    launch_ns : float
-        The grid launch, `GpuSpec.launch_ns`.
     execution_ns : float
         Time without the launch.
     compute_ns, l2_ns, dram_ns : float

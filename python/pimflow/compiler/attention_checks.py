@@ -23,8 +23,6 @@ class AttentionChecks:
         By the symbol that the executable calls.
     states : PackedStates
         Which inputs are caches in the banks.
-    inputs : mapping of str to ndarray
-        Inputs of the network.
     """
 
     def __init__(

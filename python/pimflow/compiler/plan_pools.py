@@ -43,8 +43,6 @@ class PoolChoice:
         Pool of the plan that the search chose by live bytes.
     frugal_bytes : int
         Pool of the network on the GPU only, in as little memory as possible: what ``pimflow memory`` plans.
-    pool_bytes : int
-        Pool of the plan.
     staged : bool
         Whether the plan is not from the search but mixed from the fastest plan and the one in little memory.
     latency_gap : float
@@ -146,11 +144,6 @@ def plan_within_bound(
     original: RegionGraph | None = None,
 ) -> tuple[SearchResult, PoolChoice]:
     """The best plan for `goal`, which minimises or bounds memory, by pools as they are built.
-
-    Parameters
-    ----------
-    original : RegionGraph, optional
-        See `SearchResult`.
 
     Raises
     ------

@@ -42,8 +42,6 @@ class Verification:
     ----------
     regions : tuple of RegionCheck
         Checks of all PIM regions, on the inputs that they got in the run.
-    outputs : tuple of OutputCheck
-        Checks of all outputs of the network.
     violations_by_rule : dict of str to int, or None
         Commands of timing `CHECKED_TIMING` that the independent checker found to be illegal; None where the
         system has the published timing, which is not legal. External simulators do not report the clocks of
@@ -191,14 +189,8 @@ class BuildObservation:
 
     Attributes
     ----------
-    inputs, outputs
-        Inputs and outputs of the run.
     stored : Stored
         Tensors that the build stores in fp16.
-    dtype : str
-        The storage type.
-    regions, violations_by_rule, inexact
-        See `Verification`.
     """
 
     inputs: Mapping[str, np.ndarray]

@@ -252,14 +252,10 @@ class Kernel:
         (elementwise, pooling, reduction, copies: all that memory bandwidth bounds).
     m, n, k : int
         GEMM sizes per group: output pixels, output channels, reduction; zero for other kinds.
-    groups : int
-        Number of such GEMMs.
     window : int
         Taps of the convolution window (kh*kw); 1 for pointwise.
     stride : int
         Larger of the two strides.
-    macs : int
-        Multiply-accumulates.
     operations, multiplications : int
         Operations besides `macs`, and the multiplications among them; both 0 where there is at most one
         operation for each element that it moves.
@@ -495,8 +491,6 @@ class Region:
     operator : str
         Its anchor: ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention``; else the name of its first
         operator.
-    operators : tuple of str
-        Every operator, in order.
     is_view : bool
         True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
         operands lie inside it, or a tensor in another shape.
@@ -508,8 +502,6 @@ class Region:
     inputs : tuple of str
         Regions that produce what it reads, or ``"%name"`` for graph inputs: the anchor's operands first, then
         the epilogue's.
-    input_shapes : tuple of tuple of int
-        Their shapes.
     operands : int
         Number of `inputs` that the anchor reads, directly or through its prologue.
     extra_inputs : tuple of int
@@ -633,8 +625,6 @@ class RegionGraph:
 
     Attributes
     ----------
-    name : str
-        Name of the network.
     outputs : tuple of str
         Regions of which the network returns a tensor.
     runs : tuple of tuple of str

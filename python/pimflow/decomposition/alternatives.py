@@ -16,14 +16,10 @@ class DecompositionAlternatives:
 
     Attributes
     ----------
-    original : RegionGraph
-        The original.
     decomposed : tuple of RegionGraph
         One for each rule, which decides the ranks: they differ only in sizes of tensors and filters.
     chains : dict of str to tuple of str
         By decomposed layer, the regions of its chain, in order.
-    rules : tuple of str
-        Names of the rules of `decomposed`.
     errors : dict of str to tuple of float
         By layer, the error of its chain by each rule (`LayerAlternative.error`); 0 for layers that are not
         in it.

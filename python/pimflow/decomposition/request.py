@@ -20,8 +20,6 @@ class DecompositionRequest:
 
     Attributes
     ----------
-    text : str
-        The request as the user wrote it.
     method : str
         ``tucker``, ``cp`` or ``tt``.
     rules : tuple of RankRule

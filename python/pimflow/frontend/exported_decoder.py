@@ -50,10 +50,6 @@ class ExportedDecoder(ABC):
         Type of every input.
     ranks : dict of str to int
         Dimensions of every input.
-    outputs : tuple of str
-        Names of the outputs.
-    logits : str
-        Name of the output with logits.
     max_batch : int or None
         Largest number of sequences; None if any.
     """

@@ -29,8 +29,6 @@ class Resizing:
         By axis, how places of the result are scaled; 1 for axes that stay.
     roi : ndarray, optional
         Begins and ends of all axes, as shares of them.
-    attrs : dict
-        Attributes of the node.
     """
 
     dims: tuple[int, ...]

@@ -29,8 +29,6 @@ class TileMemory:
         which leaves space for weights and operands.
     max_bytes : int
         Upper bound on the size of tiles.
-    cores : int
-        Number of cores that share the tiles.
     """
 
     near_bytes: int = 64 * 1024

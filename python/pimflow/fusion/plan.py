@@ -34,8 +34,6 @@ class GroupReport:
         Runs of layers that go channel by channel.
     on_chip_bytes : int or None
         None for a layer that is not fused.
-    dram_bytes : int
-        DRAM traffic of the group.
     """
 
     layers: tuple[str, ...]

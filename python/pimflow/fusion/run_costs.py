@@ -25,8 +25,6 @@ class CostedGroup:
     ----------
     positions : tuple of int
         Positions of its layers in the graph, ascending.
-    channel_runs : tuple of ChannelRun
-        See `Group`.
     objective : float
         Value that the search minimises; see `Objective`.
     bound_elements : int

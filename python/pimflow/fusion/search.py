@@ -27,8 +27,6 @@ class FusionRules(OptionSet, group="search"):
 
     Attributes
     ----------
-    reuse : Reuse
-        See `Group`.
     search : str
         ``greedy``: grow a group by the next layer while it fits with some tiling and moves less (Figure 6);
         ``runs``: the best cut of the layer order; ``optimal``: the best cover of the layers by the groups of

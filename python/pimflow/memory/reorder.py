@@ -227,8 +227,6 @@ class Order:
     ----------
     order : tuple of int
         Numbers of the steps; the original order if no better one was found.
-    peak_bytes, original_peak_bytes : int
-        Maximum of live bytes, in this order and in the original one.
     lower_bound_bytes : int
         No order needs fewer.
     sets : int
@@ -264,8 +262,6 @@ class OrderSummary:
         Whether it is proved that no order needs fewer bytes.
     pool_given_bytes, pool_bytes : int or None
         Pools of the network on the GPU in both orders.
-    seconds : float
-        Of the search.
     """
 
     reordered: bool

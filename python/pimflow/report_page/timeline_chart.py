@@ -53,8 +53,6 @@ class TracedTask:
 
     Attributes
     ----------
-    regions : tuple of str
-        Regions that it is part of.
     launched : int
         Number of kernels or PIM programs that it launches.
     also : tuple of Resource

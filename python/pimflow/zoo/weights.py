@@ -46,11 +46,6 @@ CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, s
 def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
     """Read how to draw a weight.
 
-    Parameters
-    ----------
-    value : onnx.ValueInfoProto
-        A graph input.
-
     Returns
     -------
     tuple of (str, int, float) or None
@@ -146,10 +141,6 @@ def uniform(name: str, count: int, seed: int) -> np.ndarray:
 
     Parameters
     ----------
-    name : str
-        Name of the stream of values.
-    count : int
-        Number of values.
     seed : int
         0 to 2**64 - 1.
 

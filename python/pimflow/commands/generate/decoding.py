@@ -210,8 +210,6 @@ class CompiledStep:
         Names of its results, in order.
     roles : mapping of str to str
         What inputs are for; see `step_inputs`.
-    logits_index : int
-        Index of the result with logits.
     verification : Verification
         Of one run: every PIM region, all outputs, commands and their times.
     results : tuple of ndarray

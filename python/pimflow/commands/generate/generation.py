@@ -103,8 +103,6 @@ class DecodeCostModel:
         Gives its time on a GPU that decodes as the best published one does.
     context : int
         Tokens that the caches have room for.
-    batch : int
-        Number of sequences.
     step_lengths : sequence of int
         Lengths of the requested steps: the tokens that each attends to.
     """
@@ -218,8 +216,6 @@ class Generation:
         prompt or all from one.
     tokens, text
         Of the first request; see `Completion`.
-    requests : tuple of Completion
-        One for each prompt.
     ttft_ns, tpot_ns : float
         Modelled time of the prompt's step, and mean time of the requested steps of one token for each
         sequence; ``_gpu_only`` on the GPU with all memory channels, by its model; ``_gpu_published`` if it
@@ -237,8 +233,6 @@ class Generation:
     fraction_of_bound : float
         Lower bound of the time of a step, in which PIM or the GPU reads each weight and each element of the
         caches (`step_bound.shared_bound_ns`), over `tpot_ns`.
-    kv_bytes_per_token : int
-        Bytes of a token in the cache.
     held_bytes, room_bytes : int
         Bytes of PIM's rows that weights and caches of all blocks take, and capacity of all PIM channels. If
         they do not fit, times are those of banks with as many rows as they need. Of several devices, of the

@@ -83,8 +83,6 @@ class NetworkMemory:
         streams them, weights. Inputs and resident weights lie elsewhere.
     weights : str
         One of `hardware.systems.WEIGHTS`: whether the plan has weights.
-    kernels, inputs, input_bytes : int
-        Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
         Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, and the same weights.
     eager_bytes : int
@@ -95,16 +93,12 @@ class NetworkMemory:
         Number of allocations, and of groups of lazy allocations with no kernel between (Occamy, Table I).
     overwritten : int
         Results that are stored in place of an operand.
-    copies : tuple of TensorCopy
-        Parts of tensors that are copied.
     order : LayerOrder, optional
         Order of its layers, if another one was searched for.
     decomposition : DecompositionReport, optional
         Report of the decomposed layers, if there are any.
     skips : SkipOptimisation, optional
         Result of the optimisation of skip connections, if requested.
-    internal : InternalMemory
-        Internal tensors of the original network and of this one.
     fused : list of list of str
         Runs of layers that are fused into one kernel each, if requested.
     """

@@ -40,8 +40,6 @@ class Inference:
 
     Attributes
     ----------
-    target : str
-        Target of the build that ran.
     names : tuple of str
         Names of the outputs; their numbers if the model has no names for them.
     compiler : str

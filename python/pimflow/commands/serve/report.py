@@ -190,8 +190,6 @@ class Serving(JsonTree):
         these have.
     assumes_room : bool
         Whether that is more than they have, and was allowed.
-    weights : str
-        Source and types of the weights.
     steps : StepTable
         The costs of steps; not part of the JSON object.
     planned, gpu_only, gpu_published : ServedFigures

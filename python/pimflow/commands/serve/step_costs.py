@@ -57,8 +57,6 @@ class StepPlans:
 
     Attributes
     ----------
-    context : int
-        Places of the caches.
     progress : callable
         Told what is searched.
     """

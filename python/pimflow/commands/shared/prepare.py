@@ -68,8 +68,6 @@ class PreparedNetwork:
         Without its reference.
     options : NetworkOptions
         Options that were applied: with ``where=pays`` these may be fewer than the requested ones.
-    system : System
-        The system that it was prepared for.
     skips : SkipOptimisation, optional
         Result of the optimisation of skip connections, if requested.
     order : LayerOrder, optional

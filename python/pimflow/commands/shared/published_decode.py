@@ -32,8 +32,6 @@ class PublishedDecode:
         Of the keys and values of a token in one layer.
     windows : tuple of int
         By layer, the tokens that it attends to at most; 0 for all.
-    source : str
-        Shares with their sources.
     """
 
     weights_ns: float

@@ -149,8 +149,6 @@ def require_effect(
     ----------
     plan : Plan, optional
         A plan to apply in place of a search.
-    in_c : bool
-        Whether the target is ``c``.
     options : NetworkOptions, optional
         Options that fuse layers have no effect with the target ``c``; a bound on the error has none unless
         layers are decomposed.

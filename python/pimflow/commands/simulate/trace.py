@@ -306,8 +306,6 @@ def write(
     ----------
     advance : callable
         Called with the share that is done, in [0, 1].
-    force : bool
-        As for `trace`.
 
     Raises
     ------

@@ -33,13 +33,7 @@ NO_COMPILER = "no C compiler was found: install cc, or name one by the environme
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler on this machine.
-
-    Attributes
-    ----------
-    options : tuple of str
-        Options for optimisation and for the processor.
-    """
+    """A C compiler on this machine."""
 
     command: tuple[str, ...]
     options: tuple[str, ...] = OPTIONS

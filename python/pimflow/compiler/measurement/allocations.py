@@ -43,12 +43,8 @@ class AllocationRun:
     ----------
     allocation : str
         One of `compiler.phases.ALLOCATIONS`.
-    allocations : int
-        Number of allocations in one inference.
     groups : int
         Runs of allocations without a kernel between them (MMG in Occamy, Table I); copies are no kernels.
-    allocated_bytes : int
-        Sum over all allocations.
     peak_bytes : int or None
         Largest number of bytes that the C library had allocated at the begin of a kernel, less those before
         the inference. None on a GPU, and where the library does not report it.

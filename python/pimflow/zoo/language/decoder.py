@@ -105,8 +105,6 @@ class Decoder:
         the cache, with one scale a token and head; empty if they are of the device's type.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
-    source : str
-        Source of these sizes.
     """
 
     name: str

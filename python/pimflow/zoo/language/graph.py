@@ -27,10 +27,6 @@ def step_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 
     ----------
     context : int
         Tokens that the last token of the step attends to: ``context - tokens`` in the cache, and the step's.
-    tokens : int
-        Tokens of the step: 1 to decode.
-    batch : int
-        Number of sequences.
 
     Returns
     -------
