@@ -72,12 +72,6 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
     return expr
 
 
-def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
-    """The attribute `key` of ``main``; empty if there is none."""
-    attrs = mod["main"].attrs
-    return attrs[key] if attrs and key in attrs else {}
-
-
 @dataclass(frozen=True)
 class TextAttribute:
     """A text for each of some layers or variables: an attribute of ``main`` called `key`.
@@ -109,7 +103,6 @@ WEIGHT_TYPES = TextAttribute("pimflow.weight_types")  # by layer, in which its w
 ACTIVATION_TYPES = TextAttribute("pimflow.activation_types")  # by layer, which it multiplies with weights
 CACHE_TYPES = TextAttribute("pimflow.cache_types")  # by input that is a cache, the type of its integers
 CHANNEL_SETS = TextAttribute("pimflow.channel_sets")  # by variable; see `core.channel_sets`
-FUSED = "pimflow.fused"
 RESULT = "%result"  # the only result of a network, which passes may rename
 
 
@@ -123,17 +116,6 @@ def unique_name(name: str, used_names: Container[str]) -> str:
     while name in used_names:
         name += "_"
     return name
-
-
-def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
-    """`mod` with runs of layers as an attribute of ``main``; each run will be one kernel."""
-    mod["main"] = mod["main"].with_attr(FUSED, runs)
-    return mod
-
-
-def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
-    """Runs of layers, as `with_fused_runs` stored them."""
-    return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]

@@ -6,6 +6,7 @@ import pytest
 from branching import randomly_wired, wide_branches
 from drawn_plans import random_plan
 from length import long_but
+from papers.temco_variants import with_fused_runs
 
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
@@ -14,7 +15,6 @@ from pimflow.compiler import build, phases
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
-from pimflow.decomposition.activations import fuse_runs
 from pimflow.fusion.kernels import tile_groups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -65,7 +65,7 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     planning, target = PoolPlanning(), targets.target_by_name("llvm+pim")
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
     network = prepare.prepare(frontend.load("toy"), options, system()).network
-    modules = network.module, fuse_runs(network.module)
+    modules = network.module, with_fused_runs(network).module
     made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
     assert made[0] != made[1]
     assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made

@@ -27,7 +27,7 @@ from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_s
 from pimflow.relay_passes.decomposition.optimize_skips import Skip, copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites, unsplit_elements
 from pimflow.relay_passes.flat import LAYER_ROLES
-from pimflow.relay_passes.kernels.fuse_groups import region_runs
+from pimflow.relay_passes.kernels.activation_chains import region_runs
 
 # ``pool``: a copy stays if it shrinks the planned pool; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")

@@ -31,7 +31,7 @@ from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
+from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.operator_memory import operator_liveness
 from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
@@ -267,7 +267,7 @@ class _MemoryPlanner:
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,
-            fused=[*fused_runs(module), *map(list, placed.group_tilings())],
+            fused=list(map(list, placed.group_tilings())),
         )
 
 
