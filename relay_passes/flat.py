@@ -170,6 +170,16 @@ def rebuild(
     return _with_main(mod, builder.get(), blocks[0], output)
 
 
+class BindingPass:
+    """A pass whose method ``rewrite`` is the `Rewriter` of each binding by itself."""
+
+    rewrite: Rewriter
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+        return rebuild(mod, self.rewrite)
+
+
 @contextlib.contextmanager
 def _dataflow_block(
     builder: relax.BlockBuilder, params: Sequence[relax.Var]

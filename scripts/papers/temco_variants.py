@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
+
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
@@ -111,7 +113,7 @@ def with_fused_runs(network: Network) -> Network:
     """`network` with each run of layers as one kernel, also where a plan would order them otherwise."""
     network = with_separate_phases(network)
     runs = dict.fromkeys(chain_regions(network.module), "")
-    return replace(network, module=OutlineGroups(runs)(network.module))
+    return replace(network, module=tvm.transform.Sequential([OutlineGroups(runs)])(network.module))
 
 
 @dataclass(frozen=True, kw_only=True)

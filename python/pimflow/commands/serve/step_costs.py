@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,11 @@ class StepPlans:
         cache = self.request.profiling.cache
         context = self.context if kind == "decode" else 0
         cache_key = ("server step", key, context, self.model_digest, self.system_digest)
-        stored = cache.get([cache_key], _code_digest(), read=_read_step) if cache else {}
+        stored = (
+            cache.get([cache_key], _code_digest(), read=functools.partial(read_fields, PlacedStep))
+            if cache
+            else {}
+        )
         placed = stored[cache_key] if cache_key in stored else place(size, length)
         if cache and cache_key not in stored:
             cache.put({cache_key: fields_form(placed)}, _code_digest())
@@ -172,8 +175,3 @@ def _row_bytes(search_result: SearchResult, blocks: int) -> tuple[int, int]:
 def _code_digest() -> str:
     """Hash of the code that places steps."""
     return hashlib.sha256(sources_digest(STEP_MODULES).encode() + native.LIBRARY.read_bytes()).hexdigest()
-
-
-def _read_step(stored: Mapping[str, Any]) -> PlacedStep:
-    """Parse a cached value; raises `TypeError` or `ValueError` if it is none."""
-    return read_fields(PlacedStep, stored)
