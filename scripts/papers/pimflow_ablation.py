@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from papers.pimflow_comparison import (
-    OURS,
-    PIMFLOW,
-    Configuration,
-    Row,
-    Searches,
-    plan_figures,
-    read_once,
-)
+from papers.pimflow_comparison import OURS, PIMFLOW, Configuration, Row, Searches, plan_figures, read_once
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.systems import CHARGES
 from pimflow.placement import Goal

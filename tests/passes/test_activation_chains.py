@@ -22,12 +22,7 @@ from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import target_by_name
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    layer_name,
-    main_bindings,
-    operator,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, layer_name, main_bindings, operator
 from pimflow.relay_passes.kernels.activation_chains import activation_chains, chain_regions, region_runs
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.buffers import buffers

@@ -15,11 +15,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.decomposition.optimize_skips import COPY_SOURCES, copy_skips, skips
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    main_bindings,
-    rebuild,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, rebuild
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 

@@ -12,12 +12,7 @@ from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    layer_name,
-    main_bindings,
-    operator,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, layer_name, main_bindings, operator
 from pimflow.relay_passes.kernels.activation_chains import activation_chains, chain_regions
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 

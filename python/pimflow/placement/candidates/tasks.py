@@ -10,13 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns, with_fields
-from pimflow.core.region import (
-    ELEMENT_BYTES,
-    EMPTY_KERNEL,
-    RESULT_BYTES,
-    Kernel,
-    Region,
-)
+from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
 from pimflow.core.split import Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
