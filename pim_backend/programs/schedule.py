@@ -60,8 +60,6 @@ class BankTiling:
         Pixels whose vectors lie side by side in one buffer, each over a copy of the weights.
     outputs : int
         Output channels of a tile.
-    tiles : int
-        Tiles of output channels, of all matrices.
     matrices : int
         Matrices to which the tiles belong, the same number to each.
     """

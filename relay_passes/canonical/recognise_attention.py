@@ -78,8 +78,6 @@ class _AttentionMatch:
 
     Attributes
     ----------
-    masks : tuple of MaskTerm
-        Terms that are added to the scores.
     sinks : Expr, optional
         The scores that no key stands for, one for each head.
     guarded : bool

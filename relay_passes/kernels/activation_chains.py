@@ -100,8 +100,6 @@ class RunGraph:
     ----------
     bindings, names, roles : dict
         Binding and layer name of each variable; role of each layer that has one.
-    readers : dict
-        Bindings that read each variable.
     counts : dict
         How many bindings read each variable; the result of ``main`` counts as one.
     order : dict

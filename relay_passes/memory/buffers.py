@@ -28,12 +28,8 @@ class TensorBuffer:
 
     Attributes
     ----------
-    var : Var
-        The first variable that holds it.
     begin, end : int
         Calls between which it is live, half-open; -1 until it is used.
-    pinned : bool
-        Whether ``main`` returns it.
     home : Buffer
         The buffer inside which it lies; itself if it lies in no other.
     within_bytes : int

@@ -35,8 +35,6 @@ class PlanPool:
 
     Parameters
     ----------
-    planner : callable
-        Decides where in the pool buffers lie.
     results_apart : bool
         Whether what ``main`` returns lies in storage of its own, so that no inference overwrites the results
         of the one before, if the pool stays. Its place in the pool is then unused.

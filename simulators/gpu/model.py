@@ -33,8 +33,6 @@ class KernelCost:
     ----------
     execution_ns : float
         Time without the launch.
-    compute_ns, l2_ns, dram_ns : float
-        The demands that execution combines.
     dram_bytes : float
         DRAM traffic in both directions.
     l2_bytes : float

@@ -21,8 +21,6 @@ class AttentionChecks:
     ----------
     products : mapping of str to CacheProduct
         By the symbol that the executable calls.
-    states : PackedStates
-        Which inputs are caches in the banks.
     """
 
     def __init__(

@@ -45,8 +45,6 @@ class Build:
         By the symbol that the executable calls.
     kernels : CudaKernels
         CUDA source of the GPU part, and whether it was compiled.
-    memory : MemoryPlan
-        Offsets of all tensors in one pool.
     copies : tuple of TensorCopy
         Parts of tensors that could have been views but are copied.
     calls : tuple of KernelCall

@@ -65,8 +65,6 @@ def find_order(
         A required order of the regions; the search then only gives the bound.
     runs : sequence of sequence of str
         Runs of regions that will be one kernel each. A run is one step; tensors inside it are never stored.
-    seconds : float
-        Time limit of the search.
 
     Raises
     ------

@@ -185,13 +185,7 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildObservation:
-    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet.
-
-    Attributes
-    ----------
-    stored : Stored
-        Tensors that the build stores in fp16.
-    """
+    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet."""
 
     inputs: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]

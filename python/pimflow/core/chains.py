@@ -69,8 +69,6 @@ class LayerChain:
         In order; the bias comes after the last.
     upsampling : Upsampling, optional
         For a transposed convolution; its map is cropped before the last link.
-    rule : str
-        The rule that gave the ranks, as text.
     """
 
     layer: str

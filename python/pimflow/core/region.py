@@ -56,8 +56,6 @@ class ConvGeometry:
         Input batch, height, width, channels.
     oc : int
         Output channels.
-    kh, kw : int
-        Kernel height and width.
     stride, dilation : tuple of int
         (vertical, horizontal).
     padding : tuple of int
@@ -261,8 +259,6 @@ class Kernel:
         operation for each element that it moves.
     input_bytes, weight_bytes, output_bytes : int
         Footprints, each byte once; fused operands such as a residual count as input.
-    geometry : ConvGeometry, optional
-        Geometry of the convolution or FC that it computes.
     layers : int
         Number of layers that it computes; a block synchronises its threads between two layers. A layer that
         is computed in chunks counts once for each chunk.
@@ -415,8 +411,6 @@ class KernelShape:
     operations, multiplications : int
         Other operations of a kernel without convolution (additions, comparisons, elementwise functions), and
         the multiplications and divisions among them.
-    integers : bool
-        Whether its convolution or product is of integers.
     parts : tuple of Region
         The kernels that a GPU launches for attention, in order.
     """
@@ -509,8 +503,6 @@ class Region:
         (`KernelShape.extra_output_elements`).
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
-    epilogue : Epilogue
-        Operators after the convolution.
     """
 
     name: str
@@ -625,8 +617,6 @@ class RegionGraph:
 
     Attributes
     ----------
-    outputs : tuple of str
-        Regions of which the network returns a tensor.
     runs : tuple of tuple of str
         Chains of regions that may be one kernel on the GPU.
     fusible : tuple of str

@@ -29,8 +29,6 @@ class LayerSelector:
     ----------
     goal : Goal
         What the search over layers and their chains minimises, and its bounds.
-    fuse_activations, fuse : bool
-        See `pimflow.compile`.
     """
 
     system: System

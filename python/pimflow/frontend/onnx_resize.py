@@ -23,8 +23,6 @@ class Resizing:
 
     Attributes
     ----------
-    dims, counts : tuple of int
-        Shapes of operand and result.
     factors : tuple of float
         By axis, how places of the result are scaled; 1 for axes that stay.
     roi : ndarray, optional

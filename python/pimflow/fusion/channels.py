@@ -179,13 +179,6 @@ def fitting_runs(
     """The smallest number of runs with which untiled layers fit, and their memory; None if no runs fit.
 
     A filter is loaded when it is needed, and no live tensor overlaps another.
-
-    Parameters
-    ----------
-    elements : mapping of str to int
-        Elements of each tensor, all channels together.
-    capacity : int
-        Elements that fit on chip.
     """
     producer_step = {layer.name: step for step, layer in enumerate(layers)}
     first: dict[str, int] = {}

@@ -82,11 +82,6 @@ class RunCosts:
     """The best group of every run of layers, computed when first needed, and of other sets.
 
     A group is profitable if it is no slower than its single layers.
-
-    Parameters
-    ----------
-    progress : callable
-        Called with the share of the runs that is done.
     """
 
     def __init__(

@@ -72,8 +72,6 @@ class GpuSpec:
         a second baseline of language models.
     cuda_names : tuple of str
         The driver's names for such cards: ``gpu=cuda`` measures only on these.
-    sources : dict of str to str
-        Source of each field's value.
     """
 
     name: str

@@ -145,8 +145,6 @@ class PimSpec:
         The energies of `ENERGY`, and further ones that its commands need.
     not_modelled : tuple of str
         Sentences about behaviour of the device that is not modelled.
-    sources : dict of str to str
-        Source of each field's value.
     """
 
     name: str

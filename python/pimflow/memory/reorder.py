@@ -91,8 +91,6 @@ class StepGraph:
 
         Parameters
         ----------
-        dtype : str
-            Storage type of the activations.
         predecessors : mapping of str to iterable of str, optional
             By region, the regions that have to run before it, besides those that it reads.
         count_inputs : bool
@@ -227,8 +225,6 @@ class Order:
     ----------
     order : tuple of int
         Numbers of the steps; the original order if no better one was found.
-    lower_bound_bytes : int
-        No order needs fewer.
     sets : int
         Sets of executed steps that the search has generated.
     """

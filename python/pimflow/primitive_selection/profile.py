@@ -184,8 +184,6 @@ class Profile:
         Digest of the sources of the measured code.
     times_ns : dict of (str, ConvGeometry) to float
         Times by primitive and layer; medians of calls.
-    moves_ns : dict of Move to float
-        Times of layout transforms.
     kernels_ns : dict of str to float
         Times of kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str

@@ -53,8 +53,6 @@ class TracedTask:
 
     Attributes
     ----------
-    launched : int
-        Number of kernels or PIM programs that it launches.
     also : tuple of Resource
         Other resources that it occupies after its launch (`core.candidate.Task`).
     """

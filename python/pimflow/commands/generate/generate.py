@@ -64,8 +64,6 @@ class GenerationJob:
         Tokens that the caches have room for.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
-    group : DeviceGroup
-        The devices that share a shape.
     """
 
     language: LanguageModel

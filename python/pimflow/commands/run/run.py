@@ -304,13 +304,7 @@ def _runs_here(target: str) -> bool:
 
 
 class _Runner:
-    """A stored library.
-
-    Raises
-    ------
-    ArtifactError
-        If it was made for another CPU, or cannot be loaded.
-    """
+    """A stored library; raises `ArtifactError` if it was made for another CPU, or cannot be loaded."""
 
     compiler, threads = "", None
 

@@ -53,11 +53,6 @@ class StepPlans:
     Of a model without weights one block is searched, and counts for all, and the output layer by itself; of
     others the whole step. A decode step is planned for caches of the whole context, and charged by the tokens
     that it attends to; a chunk of a prompt is planned for the tokens before it.
-
-    Attributes
-    ----------
-    progress : callable
-        Told what is searched.
     """
 
     language: LanguageModel

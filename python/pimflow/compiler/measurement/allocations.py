@@ -89,8 +89,6 @@ def measure_allocations(  # public: what is loaded, where it runs, how often, an
         `pimflow.system()` by default.
     target : str
         Target to build for; this machine must have its device.
-    shapes, batch
-        See `frontend.load`.
     runs : int
         Timed inferences of each scheme, in turns.
     allocations : sequence of str

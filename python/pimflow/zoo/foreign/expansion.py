@@ -124,8 +124,6 @@ def expand(
         With or without its weights.
     expansions : mapping of (str, str) to callable
         By domain and operator.
-    is_chosen : callable
-        Whether a node is replaced.
 
     Raises
     ------

@@ -68,8 +68,6 @@ class Decoder:
         Whether each head has a score that no key stands for: softmax goes over it, too (arXiv 2309.17453).
     biases : frozenset of str
         Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
-    embedding_norm : bool
-        Whether embedded tokens have a norm.
     input_norms, result_norms : bool
         Whether attention and feed-forward have a norm before them; and one after them, before the residual.
     query_norm : str
