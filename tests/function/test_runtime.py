@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from layers import PimLayer
 from tvm import relax
 
@@ -19,7 +20,6 @@ from pimflow.frontend import relax_module
 from pimflow.host import native
 from pimflow.pim_backend.runtime import codegen, network_module, targets
 from pimflow.simulators.pim import functional
-from pimflow.simulators.pim.functional import PimDevice
 
 
 def call_region(program, image, x, dtype):

@@ -122,12 +122,8 @@ class StepGraph:
             reads = dict.fromkeys(buffer for name in names for buffer in steps_by_region[name][0])
             external_reads = [buffer for buffer in reads if buffer not in internal_buffers]
             extra_writes |= {workspaces[name] for name in names if name in workspaces and len(names) == 1}
-            steps.append(
-                (
-                    (*external_reads, *sorted(extra_reads)),
-                    (*steps_by_region[names[-1]][1], *sorted(extra_writes)),
-                )
-            )
+            writes = (*steps_by_region[names[-1]][1], *sorted(extra_writes))
+            steps.append(((*external_reads, *sorted(extra_reads)), writes))
         return cls(
             steps=steps,
             size_bytes=size_bytes,

@@ -117,13 +117,6 @@ def _marks_by_product(model: onnx.ModelProto, key: str) -> dict[str, str]:
     return by_node
 
 
-def mark_untrained(value: onnx.ValueInfoProto) -> None:
-    """Remove the mark that a weight is trained, in place, so that it is drawn."""
-    entries = [entry for entry in value.metadata_props if entry.key != "trained"]
-    del value.metadata_props[:]
-    value.metadata_props.extend(entries)
-
-
 def blank_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
     """Mark the matrices of a graph-only model, in place, as zeros that are not drawn; returns the model.
 
