@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pimflow.commands.shared.published_decode import PublishedDecode
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import OMITTED, Json, fields_form
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 MAX_TIMED_LENGTHS = 32  # largest number of step lengths to time: each takes a tenth of a second or more
 
@@ -198,7 +193,7 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Tabular, rows="requests"):
     """The text of a language model, and the times and energies of its steps on a system.
 
     Attributes
@@ -301,10 +296,6 @@ class Generation:
     def to_json(self) -> dict[str, Json]:
         """The tree that ``pimflow generate --json`` prints."""
         return fields_form(self)
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each request; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.requests)
 
     def table(self) -> str:
         """The figures as text."""
