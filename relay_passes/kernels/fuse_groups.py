@@ -93,10 +93,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
             continue
         run = graph.run_to(binding)
         if run:
-            (pooled if is_pooling else chains).append([layer_name(mod, b.var) for b in run])
+            (pooled if is_pooling else chains).append([graph.names[b.var] for b in run])
     inside = {layer for chain in chains for layer in chain}
     chains += [run for run in pooled if run[-1] not in inside]
-    place = {layer_name(mod, b.var): index for index, b in enumerate(main_bindings(mod))}
+    place = {layer: index for index, layer in enumerate(graph.names.values())}
     return sorted(chains, key=lambda chain: place[chain[0]])
 
 
@@ -121,13 +121,18 @@ def _runs_of_regions(
     mod: tvm.IRModule, views: bool
 ) -> list[tuple[list[str], tuple[str, ...], tuple[str, ...]]]:
     """Chains of `activation_chains`, the regions of each, and the layers of the last region behind it."""
-    groups = region_groups(mod, views=views)
-    region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
+    groups, layers = region_groups(mod, views=views), LAYER_NAMES.read(mod)
+
+    def layer(binding: relax.VarBinding) -> str:
+        """The layer of a binding."""
+        return layers.get(binding.var.name, binding.var.name)
+
+    region_of = {layer(b): name for name, group in groups.items() for b in group.bindings}
     runs = []
     for chain in activation_chains(mod):
-        names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
+        names = tuple(dict.fromkeys(map(region_of.__getitem__, chain)))
         inside = set(chain)
-        rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
+        rest = [b for name in names for b in groups[name].bindings if layer(b) not in inside]
         last = groups[names[-1]]
         by_pixel = rest[: len(rest) - len(trailing_moves(rest))]
         goes_on = (
@@ -136,7 +141,7 @@ def _runs_of_regions(
             and all(map(_is_by_pixel, by_pixel))
         )
         if names[0] == chain[0] and (not rest or goes_on):
-            runs.append((chain, names, tuple(layer_name(mod, b.var) for b in rest)))
+            runs.append((chain, names, tuple(map(layer, rest))))
     return runs
 
 
@@ -167,8 +172,8 @@ class RunGraph:
     ----------
     bindings, names, roles : dict
         Binding and layer name of each variable; role of each layer that has one.
-    readers : dict
-        Bindings that read each variable.
+    operands, readers : dict
+        The variables that each variable's binding reads, and the bindings that read it.
     counts : dict
         How many bindings read each variable; the result of ``main`` counts as one.
     order : dict
@@ -178,6 +183,7 @@ class RunGraph:
     bindings: dict[relax.Var, relax.VarBinding]
     names: dict[relax.Var, str]
     roles: dict[str, str]
+    operands: dict[relax.Var, list[relax.Var]]
     readers: dict[relax.Var, list[relax.VarBinding]]
     counts: dict[relax.Var, int]
     order: dict[relax.Var, int]
@@ -185,15 +191,17 @@ class RunGraph:
     @classmethod
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
+        operands: dict[relax.Var, list[relax.Var]] = {}
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         bindings, names, order, layers = {}, {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
             bindings[binding.var] = binding
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
-            for var in set(relax.analysis.free_vars(binding.value)):
+            operands[binding.var] = list(dict.fromkeys(relax.analysis.free_vars(binding.value)[:]))
+            for var in operands[binding.var]:
                 readers.setdefault(var, []).append(binding)
-        return cls(bindings, names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
+        return cls(bindings, names, LAYER_ROLES.read(mod), operands, readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""
@@ -228,7 +236,7 @@ class RunGraph:
             return []
         while waiting:
             reader = waiting.pop()
-            for var in dict.fromkeys(relax.analysis.free_vars(reader.value)):
+            for var in self.operands[reader.var]:
                 binding = self.bindings.get(var)
                 if var in inside:
                     continue
