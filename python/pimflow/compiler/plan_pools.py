@@ -27,7 +27,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, SearchResult, search
 from pimflow.placement.best_plan import with_candidates, with_plan
-from pimflow.placement.candidates import channel_modes, fused_groups
+from pimflow.placement.candidates import channel_modes, fused_groups, rewrites
 from pimflow.relay_passes.flat import main_bindings
 
 SEARCHES = 3  # with a smaller bound each time
@@ -298,7 +298,6 @@ def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate
     """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
     generator, system = search_result.generator, search_result.system
     if not any(c.uses_pim for c in candidates):
-        return tuple(
-            fused_groups.with_channel_count(generator, c, system.gpu.memory_channels) for c in candidates
-        )
+        channels = system.gpu.memory_channels
+        return tuple(rewrites.make(generator, c.covers, c.rewrite, channels) for c in candidates)
     return tuple(channel_modes.with_gpu_channels(generator, c) for c in candidates)

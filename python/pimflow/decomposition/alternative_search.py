@@ -364,8 +364,9 @@ class AlternativeCandidates:
 
         def generate() -> list[tuple[_Mixture, Candidate]]:
             """Generate the candidates of the groups, each with its mixture."""
+            kernel_channels = channels or self.base.generator.task_builder.kernel_channels
             group_candidates = [
-                (mixture, fused_groups.make(mixture.generator, tiled.covers, channels or None, tiled.tiling))
+                (mixture, fused_groups.make(mixture.generator, tiled.covers, kernel_channels, tiled.tiling))
                 for mixture, tiled in groups
             ]
             if channels:

@@ -194,7 +194,7 @@ class CandidateGenerator:
         return list(self._candidates.get(region.name) or self._generate(region))
 
     def _generate(self, region: Region) -> list[Candidate]:
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        channels = self.task_builder.kernel_channels
         candidates = self.gpu_candidates(region, channels) if Mode.GPU in self.modes else []
         if self.unsupported_reason(region):
             return candidates
@@ -267,9 +267,7 @@ class CandidateGenerator:
             If there is no such primitive.
         """
         if isinstance(rewrite, GpuRewrite):
-            default_channels = self.system.gpu_channels or self.system.gpu.memory_channels
-            channels = default_channels if gpu_channels is None else gpu_channels
-            return self._gpu_candidate(region, channels, rewrite)
+            return self._gpu_candidate(region, gpu_channels or self.task_builder.kernel_channels, rewrite)
         reason = self.unsupported_reason(region)
         if not reason and isinstance(rewrite, SplitRewrite):
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))

@@ -43,7 +43,7 @@ from pimflow.core.tensor_placement import (
     TensorPlacement,
 )
 from pimflow.fusion import GroupTiling
-from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates import rewrites
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     WHOLE_PLACEMENTS,
@@ -122,12 +122,8 @@ def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -
 
 def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Candidate:
     """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
-    rewrite, system = candidate.rewrite, generator.system
-    if isinstance(rewrite, GpuRewrite | FusedGroupRewrite | SubstitutionRewrite):
-        channels = system.gpu_channels or system.gpu.memory_channels
-        candidate = fused_groups.with_channel_count(generator, candidate, channels)
-    elif isinstance(rewrite, PimRewrite | SplitRewrite) and candidate.channels != GPU_CHANNELS_ALONE:
-        candidate = generator.make(generator.graph.region(candidate.covers[0]), rewrite)
+    if not candidate.uses_pim or candidate.channels != GPU_CHANNELS_ALONE:
+        candidate = rewrites.make(generator, candidate.covers, candidate.rewrite)
     return with_channels(generator, candidate, GPU_CHANNELS_ALONE) or candidate
 
 
@@ -196,10 +192,13 @@ class ChannelVariants(ChannelLayouts):
 
     def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
-        wide = fused_groups.with_channel_count(self.generator, candidate, self.system.gpu.memory_channels)
+        wide = self._with_channel_count(candidate, self.system.gpu.memory_channels)
         tasks = tuple(with_fields(task, also=("pim",)) for task in wide.tasks)
         use = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
         return with_fields(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
+
+    def _with_channel_count(self, candidate: Candidate, gpu_channels: int) -> Candidate:
+        return rewrites.make(self.generator, candidate.covers, candidate.rewrite, gpu_channels)
 
     def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
@@ -315,7 +314,7 @@ class ChannelVariants(ChannelLayouts):
         return {}
 
     def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:
-        narrow_candidate = fused_groups.with_channel_count(self.generator, variant, self.system.gpu_channels)
+        narrow_candidate = self._with_channel_count(variant, self.system.gpu_channels)
         traffic = self._traffic(variant)
         slowdown_ns = _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate))
         read_bytes = sum(

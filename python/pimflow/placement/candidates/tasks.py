@@ -41,6 +41,11 @@ class TaskBuilder:
         self.system, self.costs = system, costs
 
     @property
+    def kernel_channels(self) -> int:
+        """Memory channels of the GPU's kernels in a mixed plan: all where PIM leaves it none of its own."""
+        return self.system.gpu_channels or self.system.gpu.memory_channels
+
+    @property
     def submission_ns(self) -> float:
         """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
@@ -89,8 +94,7 @@ class TaskBuilder:
 
     def time_kernels(self, kernels: Iterable[Kernel]) -> None:
         """Time kernels that run while PIM works, in one batch."""
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        self.costs.time_kernels(KernelRequest(kernel, channels) for kernel in kernels)
+        self.costs.time_kernels(KernelRequest(kernel, self.kernel_channels) for kernel in kernels)
 
     def gpu_tasks_with_traffic(self, label: str, name: str, kernel: Kernel) -> list[Task]:
         """The tasks of a kernel that runs while PIM does part of `name`: the kernel, and its traffic.
@@ -163,7 +167,7 @@ class TaskBuilder:
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
         """DRAM energy of PIM's operands and results, counted as for the GPU's kernels."""
         element, gpu = ELEMENT_BYTES[self.system.dtype], self.system.gpu
-        machine = RooflineMachine(gpu, self.system.dtype, self.system.gpu_channels or gpu.memory_channels)
+        machine = RooflineMachine(gpu, self.system.dtype, self.kernel_channels)
         moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
         return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
@@ -256,8 +260,7 @@ class TaskBuilder:
         (kernel, *_) = gpu_kernels(region, self.system.dtype)
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        tile = self.costs.analytic_cost(kernel, channels, self.system.gpu).tile
+        tile = self.costs.analytic_cost(kernel, self.kernel_channels, self.system.gpu).tile
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry
