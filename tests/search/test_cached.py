@@ -122,7 +122,7 @@ def test_no_combination_is_faster():
     for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
         result = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
-        assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= room
+        assert sum(c.footprint.bank_rows for c in result.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
         assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 

@@ -28,6 +28,7 @@ from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, SearchResult, search
 from pimflow.placement.best_plan import with_candidates, with_plan
 from pimflow.placement.candidates import channel_modes, fused_groups, rewrites
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.relay_passes.flat import main_bindings
 
 SEARCHES = 3  # with a smaller bound each time
@@ -256,8 +257,10 @@ def _mix_plans(
         candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
         search_result = with_candidates(fast, _assign_channels(fast, candidates))
         evaluation = search_result.evaluation
+        # The bound on memory is that on the pool.
+        mixed_plan = EvaluatedPlan(candidates=search_result.candidates, evaluation=evaluation, memory_bytes=0)
         excess_bytes = (
-            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(evaluation) else math.inf
+            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(mixed_plan) else math.inf
         )
         return _MixedPlan(search_result=search_result, cost=(excess_bytes, goal.value(evaluation)))
 

@@ -45,7 +45,6 @@ from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.plan_state import check_covers
-from pimflow.placement.solvers.solution import Solution
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -306,7 +305,7 @@ def search(
         baseline_plan = smallest_gpu_only_plan(generator, goal)
     plans = PlanSearch(graph, table, system, goal, progress)
     best_plan = plans.best()
-    mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
+    mixed_plan = best_plan if best_plan and best_plan.uses_pim else None
     may_leave_pim = {"gpu"}.issuperset(how_by_layer.values())
     allows_baseline = may_leave_pim and plans.allows(baseline_plan)
     if mixed_plan and allows_baseline and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
@@ -315,26 +314,31 @@ def search(
         if not goal.bounds:
             raise PlanError("no plan does all pinned layers as they are pinned; leave out one --pin")
         raise infeasible_error([plans, *([gpu_only_search(generator, goal)] if may_leave_pim else [])])
-    solution = mixed_plan.solution if mixed_plan else baseline_plan.solution
+    plan = mixed_plan or baseline_plan
     if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(baseline_plan)[-1]
-        solution = replace(solution, value=value, bound=min(best_plan.solution.bound, value))
+        plan = replace(plan, value=value, bound=min(best_plan.bound, value))
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
     bound_ns = plans.latency_bound_ns
-    return to_search_result(
-        network, solution, min(bound_ns, gpu_only.latency_ns) if may_leave_pim else bound_ns
-    )
+    if may_leave_pim:
+        bound_ns = min(bound_ns, gpu_only.latency_ns)
+    return to_search_result(network, plan.candidates, plan.gap, bound_ns)
 
 
 def to_search_result(
-    network: SearchedNetwork, solution: Solution, lower_bound_ns: float = 0.0
+    network: SearchedNetwork,
+    candidates: tuple[Candidate, ...],
+    gap: float = 0.0,
+    lower_bound_ns: float = 0.0,
 ) -> SearchResult:
-    """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
+    """Evaluate `candidates` and make them a plan, with a reason for each region that stays on the GPU.
 
     Parameters
     ----------
+    gap : float
+        See `SearchResult`.
     lower_bound_ns : float
         Lower bound of the latency of all plans; 0 if it was not searched.
 
@@ -344,17 +348,17 @@ def to_search_result(
         If its weights do not fit the PIM channels.
     """
     gpu_only, original = network.gpu_only, network.original
-    evaluation = evaluate(network.graph, solution.candidates, network.table, network.system)
+    evaluation = evaluate(network.graph, candidates, network.table, network.system)
     return SearchResult(
         **{field.name: getattr(network, field.name) for field in fields(SearchedNetwork)},
-        candidates=solution.candidates,
-        plan=_plan(network, solution.candidates, evaluation, lower_bound_ns),
+        candidates=candidates,
+        plan=_plan(network, candidates, evaluation, lower_bound_ns),
         evaluation=evaluation,
         baseline=gpu_only
         if original is None
         else gpu_only_plan(network.generator.with_graph(original), network.goal).evaluation,
         mixture=None if original is None else gpu_only,
-        gap=solution.gap,
+        gap=gap,
     )
 
 

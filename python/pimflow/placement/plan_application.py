@@ -11,7 +11,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import (
     AttentionRewrite,
     FusedGroupRewrite,
-    Rewrite,
+    GroupRewrite,
     SubstitutionRewrite,
 )
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
@@ -27,7 +27,6 @@ from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_state import PlanState
-from pimflow.placement.solvers.solution import Solution
 from pimflow.primitives import PRIMITIVES
 
 
@@ -68,7 +67,7 @@ def apply(
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
-    return to_search_result(network, Solution(candidates=candidates))
+    return to_search_result(network, candidates)
 
 
 def _require_regions(graph: RegionGraph, plan: Plan) -> None:
@@ -219,7 +218,9 @@ def _candidate(
 ) -> Candidate:
     """The candidate of a choice, with `channels` memory channels of the GPU; by default as a mixed plan."""
     rewrite, covers = choice.rewrite, choice.regions
-    if isinstance(rewrite, SubstitutionRewrite) or rewrite in (FusedGroupRewrite(), AttentionRewrite()):
+    if isinstance(rewrite, SubstitutionRewrite):
+        rewrite = _fastest_candidate(table, covers, rewrite).rewrite
+    elif isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)():
         rewrite = _fastest_candidate(table, covers, rewrite).rewrite
     if isinstance(rewrite, FusedGroupRewrite):
         try:
@@ -279,7 +280,9 @@ def _readable_channels(
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _fastest_candidate(table: CostTable, covers: tuple[str, ...], rewrite: Rewrite) -> Candidate:
+def _fastest_candidate(
+    table: CostTable, covers: tuple[str, ...], rewrite: GroupRewrite | AttentionRewrite
+) -> Candidate:
     """The fastest candidate of the table that does several regions as `rewrite` does."""
     region_candidates = table.candidates[covers[0]]
     runs = [c for c in region_candidates if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
