@@ -11,7 +11,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import (
     AttentionRewrite,
     FusedGroupRewrite,
-    GroupRewrite,
+    Rewrite,
     SubstitutionRewrite,
 )
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
@@ -218,9 +218,8 @@ def _candidate(
 ) -> Candidate:
     """The candidate of a choice, with `channels` memory channels of the GPU; by default as a mixed plan."""
     rewrite, covers = choice.rewrite, choice.regions
-    if isinstance(rewrite, SubstitutionRewrite):
-        rewrite = _fastest_candidate(table, covers, rewrite).rewrite
-    elif isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)():
+    is_any = isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)()
+    if isinstance(rewrite, SubstitutionRewrite) or is_any:
         rewrite = _fastest_candidate(table, covers, rewrite).rewrite
     if isinstance(rewrite, FusedGroupRewrite):
         try:
@@ -280,16 +279,14 @@ def _readable_channels(
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _fastest_candidate(
-    table: CostTable, covers: tuple[str, ...], rewrite: GroupRewrite | AttentionRewrite
-) -> Candidate:
-    """The fastest candidate of the table that does several regions as `rewrite` does."""
+def _fastest_candidate(table: CostTable, covers: tuple[str, ...], rewrite: Rewrite) -> Candidate:
+    """The fastest candidate of the table that does several regions as `rewrite` does; any of its kind if
+    `rewrite` says no more.
+    """
     region_candidates = table.candidates[covers[0]]
     runs = [c for c in region_candidates if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
-    any_rewrite = type(rewrite)()
-    fitting = [
-        c for c in runs if isinstance(c.rewrite, type(rewrite)) and rewrite in (c.rewrite, any_rewrite)
-    ]
+    is_any = not isinstance(rewrite, SubstitutionRewrite) or not rewrite.substitution
+    fitting = [c for c in runs if isinstance(c.rewrite, type(rewrite)) and (is_any or rewrite == c.rewrite)]
     if not fitting:
         candidate_names = (
             ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
