@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -151,8 +152,7 @@ class SearchResult(SearchedNetwork):
     @functools.cached_property
     def _programs(self) -> dict[str, PimProgram]:
         programs: dict[str, PimProgram] = {}
-        row_begin = 0
-        for candidate in self.candidates:
+        for candidate, row_begin in zip(self.candidates, self._row_begins):
             covers, rewrite = candidate.covers, candidate.rewrite
             if isinstance(rewrite, PipelineRewrite):
                 programs |= pipelines.pim_programs(self.generator, covers, rewrite, row_begin)
@@ -161,17 +161,12 @@ class SearchResult(SearchedNetwork):
             elif isinstance(rewrite, PimRewrite | SplitRewrite):
                 region = self.graph.region(covers[0])
                 programs[region.name] = self.generator.pim_program(region, rewrite, row_begin)
-            row_begin += candidate.footprint.bank_rows
         return programs
 
-    def placed_caches(self) -> tuple[pim_attention.PlacedCache, ...]:
-        """Attention layers whose caches lie in PIM, each with rows of its own."""
-        placed, row_begin = [], 0
-        for candidate in self.candidates:
-            if pim_attention.is_cached(candidate):
-                placed.append(pim_attention.place_cache(self.graph, candidate, row_begin))
-            row_begin += candidate.footprint.bank_rows
-        return tuple(placed)
+    @property
+    def _row_begins(self) -> Iterator[int]:
+        """By candidate, the first of its rows of the banks."""
+        return itertools.accumulate((c.footprint.bank_rows for c in self.candidates), initial=0)
 
     def attention(self) -> dict[str, CachedAttention]:
         """By region, attention over a cache in PIM, with its programs."""
@@ -179,17 +174,10 @@ class SearchResult(SearchedNetwork):
 
     @functools.cached_property
     def _attention(self) -> dict[str, CachedAttention]:
-        pim_target = self.costs.pim_target
         return {
-            cache.region: CachedAttention.from_layouts(
-                cache.region,
-                cache.attention,
-                cache.schedule,
-                cache.schedule.layouts(
-                    cache.attention, pim_target.pim, pim_target.dtype, pim_target.channels, cache.row_begin
-                ),
-            )
-            for cache in self.placed_caches()
+            candidate.covers[-1]: pim_attention.cached_attention(self.generator, candidate, row_begin)
+            for candidate, row_begin in zip(self.candidates, self._row_begins)
+            if pim_attention.is_cached(candidate)
         }
 
     def splits(self) -> dict[str, Split]:
