@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Transforms
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
@@ -34,7 +34,6 @@ from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pins, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
-from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import check_rows
 from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
@@ -230,13 +229,12 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
         r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
     }
 
-    def generate() -> channel_modes.SharedCandidates:
+    def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
         candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
         return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 
-    shared = generator.costs.batch_kernels(generate)
-    candidates = shared.candidates
+    candidates, transforms = generator.costs.batch_kernels(generate)
     unsupported = {r.name: generator.unsupported_reason(r) for r in graph.regions}
     capable = [r for r in graph.regions if not unsupported[r.name]]
     unsupported |= dict.fromkeys(caches.capable, "") | caches.unsupported_reasons
@@ -245,8 +243,8 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
         unsupported_reasons={name: reason for name, reason in unsupported.items() if reason},
         epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
         fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
-        transforms=shared.transforms,
-        switch=mode_switch_cost(generator),
+        transforms=transforms,
+        switch=EdgeCost(task=next(iter(generator.task_builder.switch_tasks), None)),
         overlaps_launches=generator.system.overlaps_launches,
         digest=_digest(graph, generator),
     )

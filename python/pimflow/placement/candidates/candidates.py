@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
+from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task, in_sequence
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
@@ -237,10 +237,6 @@ class CandidateGenerator:
         integers = geometry is not None and self.costs.pim_target.program_dtype(geometry) == "int8"
         return unsupported_reason(region, self.system.scheduling, multiplies_integers=integers)
 
-    def unsupported_epilogue_reason(self, region: Region) -> str:
-        """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-        return pim_epilogue.unsupported_epilogue_reason(region, self.system)
-
     def unsupported_split_reason(self, region: Region, split: Split) -> str:
         """Why `region` cannot have this split; empty if it can."""
         if not self.system.gpu_channels:
@@ -304,24 +300,16 @@ class CandidateGenerator:
             kernels = region_launches(primitive, region)
         else:
             kernels = gpu_kernels(region, system.dtype)
-        count = len(kernels)
-        kernel_names = (
-            [primitive.name] * count if primitive else [part.operator for part in region.kernel.parts]
-        )
-        tasks = [
-            self.task_builder.gpu_task(
-                region.name + (f" ({kernel_names[number]}, {number + 1} of {count})" if kernel_names else ""),
-                kernel,
-                channels,
-            )
-            for number, kernel in enumerate(kernels)
-        ]
+        parts = [primitive.name] * len(kernels) if primitive else [p.operator for p in region.kernel.parts]
+        labels = [
+            f"{region.name} ({part}, {number} of {len(kernels)})" for number, part in enumerate(parts, 1)
+        ] or [region.name] * len(kernels)
         return Candidate(
             name=f"GPU {rewrite.primitive}".rstrip(),
             covers=(region.name,),
             rewrite=rewrite,
-            tasks=tuple(
-                task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
+            tasks=in_sequence(
+                self.task_builder.gpu_task(label, kernel, channels) for label, kernel in zip(labels, kernels)
             ),
             fuses_epilogue=not region.is_view,
             footprint=Footprint(

@@ -5,11 +5,12 @@ The rules are the table of docs/charging.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns, with_fields
+from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
 from pimflow.core.region import (
     ELEMENT_BYTES,
     EMPTY_KERNEL,
@@ -18,6 +19,7 @@ from pimflow.core.region import (
     Region,
 )
 from pimflow.core.split import Split
+from pimflow.core.tensor_placement import ChannelMode
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
@@ -55,6 +57,23 @@ class TaskBuilder:
         """Time to switch the channels that have PIM between plain memory and PIM."""
         charged = self.system.is_time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
+
+    @functools.cached_property
+    def switch_tasks(self) -> tuple[Task, ...]:
+        """The switch of the channels that have PIM between plain memory and PIM, if that is charged."""
+        if not self.switch_ns or not self.system.pim_channels:
+            return ()
+        switch = Task(
+            label="channels switched",
+            resource="pim",
+            execution_ns=self.switch_ns,
+            readies_channels=True,
+        )
+        return (switch,)
+
+    def charged_mode(self, mode: ChannelMode) -> ChannelMode | None:
+        """`mode` of the channels that have PIM; None where a change of mode takes no time."""
+        return mode if self.switch_ns else None
 
     def standalone_ns(self, tasks: Sequence[Task]) -> float:
         """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
@@ -189,8 +208,7 @@ class TaskBuilder:
         )
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.pim.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
-        tasks = [self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])]
-        return [task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)]
+        return list(in_sequence(self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])))
 
     def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
