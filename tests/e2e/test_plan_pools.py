@@ -24,7 +24,6 @@ from pimflow.placement.best_plan import SearchedNetwork, to_search_result
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import Solution
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.pool_bound import stored_bytes
 from pimflow.relay_passes.schedules import schedule_cpu
@@ -118,8 +117,7 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     exact = 0
     for _ in range(4):
         chosen = random_plan(generator, table, draw)
-        solution = Solution(candidates=chosen)
-        search_result = to_search_result(inputs, solution)
+        search_result = to_search_result(inputs, chosen)
         row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
         spread = max(len(set(search_result.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]

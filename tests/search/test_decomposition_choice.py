@@ -154,7 +154,7 @@ def test_bounds_hold_for_the_mixture(toy):
     fastest = choose(toy.forms, SYSTEM, toy.costs, Goal(modes=modes)).best.evaluation
     goal = Goal(objective="energy", max_latency_ns=1.01 * fastest.latency_ns, modes=modes)
     within = choose(toy.forms, SYSTEM, toy.costs, goal)
-    assert goal.allows(within.best.evaluation)
+    assert goal.allows(within.best)
     assert within.best.evaluation.energy_pj <= fastest.energy_pj
     with pytest.raises(InfeasibleError, match="latency of"):
         choose(toy.forms, SYSTEM, toy.costs, Goal(max_latency_ns=0.5 * fastest.latency_ns, modes=modes))
