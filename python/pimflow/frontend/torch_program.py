@@ -21,7 +21,7 @@ from tvm import relax
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
 from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
-from pimflow.frontend.reference import Reference
+from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.torch_caches import (
     cache_pairs,
     converters,
@@ -33,6 +33,7 @@ from pimflow.frontend.torch_caches import (
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
+from pimflow.frontend.torch_precision import cast_results, result_types, single_precision, without_narrow
 from pimflow.relay_passes.flat import main_bindings
 
 if TYPE_CHECKING:
@@ -125,16 +126,18 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     """
     if isinstance(model, TorchProgram):
         return model
-    program = open_program(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(program)
+    source = open_program(model)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            functional = program.run_decompositions(_decompositions())
+            program = without_narrow(source)
+            functional = single_precision(program).run_decompositions(_decompositions())
             _drop_assertions(functional)
             imported = without_constant_inputs(with_buffers_as_inputs(functional))
+            imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
             mod = _import(imported)
-        except NotImplementedError as error:
+        except (NotImplementedError, UnsupportedOpError) as error:
             raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
         except Exception as error:  # any error of the importer's operators
             reason = last_line(error)
@@ -156,8 +159,17 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         results=results,
         caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
-        reference=Reference(lambda: program_runner(program, inputs, buffers)),
+        reference=Reference(lambda: _typed_run(program_runner(program, inputs, buffers), mod)),
     )
+
+
+def _typed_run(run: Run, mod: tvm.IRModule) -> Run:
+    """`run` with results of the types of those of `mod`."""
+    returned = relax_module.main(mod).ret_ty
+    types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+    return lambda values: [
+        y.astype(str(tensor.dtype), copy=False) for y, tensor in zip(run(values), types, strict=True)
+    ]
 
 
 def open_program(
