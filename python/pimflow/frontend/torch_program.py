@@ -30,6 +30,7 @@ from pimflow.frontend.torch_caches import (
     without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_control_flow import inline_control_flow
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
@@ -132,15 +133,16 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         warnings.simplefilter("ignore")
         try:
             program = without_narrow(source)
-            functional = single_precision(program).run_decompositions(_decompositions())
+            plain = inline_control_flow(single_precision(program))
+            functional = plain.run_decompositions(_decompositions(plain))
             _drop_assertions(functional)
             imported = without_constant_inputs(with_buffers_as_inputs(functional))
             imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
             mod = _import(imported)
         except (NotImplementedError, UnsupportedOpError) as error:
-            raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
+            raise UnsupportedOpError(f"'{name}': {_reason(error)}") from error
         except Exception as error:  # any error of the importer's operators
-            reason = last_line(error)
+            reason = _reason(error)
             if _OPEN_SIZE in reason:
                 reason = "an operator compares open sizes; export it with fixed ones"
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
@@ -161,6 +163,12 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         buffers=buffers,
         reference=Reference(lambda: _typed_run(program_runner(program, inputs, buffers), mod)),
     )
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line; without what PyTorch adds about the operator that it traced."""
+    text = str(error).partition("\nWhile executing")[0].strip()
+    return last_line(Exception(text or type(error).__name__))
 
 
 def _typed_run(run: Run, mod: tvm.IRModule) -> Run:
@@ -238,12 +246,14 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
 
-def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+def _decompositions(
+    program: torch.export.ExportedProgram,
+) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """PyTorch's decompositions and ours, but for the operators that have converters here."""
     import torch
 
     table = torch.export.default_decompositions()
-    for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
+    for name in (*KEPT_OPERATORS, *torch_recurrent.unrolled_operators(program)):
         table.pop(_operator(name), None)
     for name, decomposition in DECOMPOSITIONS.items():
         table[_operator(name)] = decomposition
