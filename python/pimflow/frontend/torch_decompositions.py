@@ -178,6 +178,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "_cdist_forward.default": _distances,
     "_embedding_bag.default": _embedding_bag,
     "_embedding_bag_forward_only.default": _embedding_bag,
+    "_neg_view.default": lambda x: -x,
     "_trilinear.default": _trilinear,
     "copysign.Tensor": _copysign,
     "digamma.default": _digamma,

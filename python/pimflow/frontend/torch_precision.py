@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pimflow.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
     import torch
-    from torch.export.graph_signature import OutputSpec
+    from torch.export.graph_signature import InputSpec, OutputSpec
 
 _CASTS = ("_to_copy", "to", "type_as", "float", "half", "bfloat16")
 # Operators whose results may change completely if an operand changes by a rounding.
@@ -126,15 +126,37 @@ def _single_program(
     modules = graph_module_copy(program)
     for module in _graph_modules(modules):
         _retype(module, kinds, single)
-    _infer_types(modules, single)
+    for node in modules.graph.nodes:
+        if node.op == "placeholder":
+            node.meta["val"] = _converted(node.meta.get("val"), single)
+    return rebuilt_program(
+        program,
+        modules,
+        program.graph_signature.input_specs,
+        {name: single(value) for name, value in program.state_dict.items()},
+        {name: single(value) for name, value in program.constants.items()},
+    )
+
+
+def rebuilt_program(
+    program: torch.export.ExportedProgram,
+    module: torch.fx.GraphModule,
+    specs: Sequence[InputSpec],
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+) -> torch.export.ExportedProgram:
+    """`program` with another graph, whose inputs have their types, and with other weights."""
+    from torch.export.graph_signature import ExportGraphSignature
+
+    _infer_types(module)
     return type(program)(
-        root=modules,
-        graph=modules.graph,
-        graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict={name: single(value) for name, value in program.state_dict.items()},
+        root=module,
+        graph=module.graph,
+        graph_signature=ExportGraphSignature(list(specs), list(program.graph_signature.output_specs)),
+        state_dict=state_dict,
         range_constraints=copy.deepcopy(program.range_constraints),
         module_call_graph=copy.deepcopy(program.module_call_graph),
-        constants={name: single(value) for name, value in program.constants.items()},
+        constants=constants,
         verifiers=program.verifiers,
     )
 
@@ -169,16 +191,20 @@ def _rounds(cast: torch.fx.Node) -> bool:
     return bool(readers) and readers <= {*_CASTS, *_DECIDING}
 
 
-def _infer_types(module: torch.fx.GraphModule, single: Any) -> None:
-    """Infer the types of all nodes anew, in place, from those of the inputs, which become fp32."""
+def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """`value` converted, where it is a tensor without data, by its mode."""
+    if not hasattr(value, "fake_mode"):
+        return value
+    with value.fake_mode:
+        return convert(value)
+
+
+def _infer_types(module: torch.fx.GraphModule) -> None:
+    """Infer the types of all nodes anew, in place, from those of the inputs."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    values = [node.meta.get("val") for node in inputs]
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
-    if mode is not None:
-        with mode:
-            values = [single(value) for value in values]
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
     for node in module.graph.nodes:
         node.meta.pop("tensor_meta", None)  # of the types before

@@ -30,6 +30,7 @@ from pimflow.frontend.torch_caches import (
     without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_complex import split_complex
 from pimflow.frontend.torch_control_flow import inline_control_flow
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
@@ -136,6 +137,8 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
             plain = inline_control_flow(single_precision(program))
             functional = plain.run_decompositions(_decompositions(plain))
             _drop_assertions(functional)
+            if (real := split_complex(functional)) is not functional:
+                functional = real.run_decompositions(_decompositions(real))
             imported = without_constant_inputs(with_buffers_as_inputs(functional))
             imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
             mod = _import(imported)
