@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
-from onnx_models import onnx_model
+from drawn_networks import Graph
 
 from pimflow import frontend
 from pimflow.commands.shared.prepare import regions
@@ -31,43 +30,32 @@ SYSTEM = replace(SYSTEM, gpu=replace(SYSTEM.gpu, efficiency=QUICK))
 RANKS = "tucker:0.15:0.5,where=pays"
 
 
-class ConvolutionBuilder:
+class RankedGraph(Graph):
     """Convolutions whose channels are equal but for noise, so a low rank is a good approximation."""
 
-    def __init__(self) -> None:
-        self.draw, self.weights, self.nodes = np.random.default_rng(3), [], []
+    def weight(self, oc: int, c: int, k: int, _: int) -> str:
+        few = self.values.standard_normal((oc, 4)) @ self.values.standard_normal((4, c * k * k))
+        values = (few + 0.4 * self.values.standard_normal((oc, c * k * k))).reshape(oc, c, k, k)
+        return self.constant((values / (3 * k * np.sqrt(c))).astype("f4"))
 
-    def conv(self, x: str, name: str, oc: int, c: int, k: int) -> str:
-        few = self.draw.standard_normal((oc, 4)) @ self.draw.standard_normal((4, c * k * k))
-        values = (few + 0.4 * self.draw.standard_normal((oc, c * k * k))).reshape(oc, c, k, k)
-        stored = (values / (3 * k * np.sqrt(c))).astype("f4")
-        self.weights.append(numpy_helper.from_array(stored, f"{name}.w"))
-        pads = [k // 2] * 4
-        self.nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=pads))
-        return f"{name}.c"
+    def layer(self, x: str, name: str, channels: int, kernel: int) -> str:
+        return self.conv(x, channels, kernel, bias=False, name=name)
 
-    def add(self, kind: str, operands: list[str], name: str, **attributes: int) -> str:
-        self.nodes.append(helper.make_node(kind, operands, [name], name=name, **attributes))
-        return name
-
-    def relu(self, x: str) -> str:
-        return self.add("Relu", [x], f"{x}.r")
-
-    def model(self, c: int, y: str, oc: int) -> onnx.ModelProto:
-        return onnx_model(self.nodes, {"x": (1, c, 14, 14)}, {y: (1, oc, 14, 14)}, self.weights, name="net")
+    def sum(self, *operands: str) -> str:
+        return self.add("Add", [*operands], self.shapes[operands[0]])
 
 
 def three_layers(after_first: str) -> onnx.ModelProto:
     """Of which the last is 1x1: one after the other, ``branches`` behind the first, or a ``residual``."""
-    net = ConvolutionBuilder()
-    first = net.relu(net.conv("x", "first", 96, 48, 3))
-    second = net.conv(first, "second", 96, 96, 3)
+    net = RankedGraph((1, 48, 14, 14), seed=3)
+    first = net.relu(net.layer("x0", "first", 96, 3))
+    second = net.layer(first, "second", 96, 3)
     if after_first == "residual":
-        second = net.add("Add", [second, first], "sum")
-    last = net.conv(first if after_first == "branches" else net.relu(second), "last", 96, 96, 1)
+        second = net.sum(second, first)
+    last = net.layer(first if after_first == "branches" else net.relu(second), "last", 96, 1)
     if after_first == "branches":
-        last = net.add("Add", [second, last], "sum")
-    return net.model(48, last, 96)
+        net.sum(second, last)
+    return net.model()
 
 
 def joined_branches(residual: bool = False) -> onnx.ModelProto:
@@ -75,15 +63,15 @@ def joined_branches(residual: bool = False) -> onnx.ModelProto:
 
     With a `residual`, the concatenation is added to what the first makes of it.
     """
-    net = ConvolutionBuilder()
-    stem = net.relu(net.conv("x", "stem", 64, 16, 3))
-    both = net.add("Concat", [stem, net.relu(net.conv(stem, "right", 64, 64, 3))], "both", axis=1)
+    net = RankedGraph((1, 16, 14, 14), seed=3)
+    stem = net.relu(net.layer("x0", "stem", 64, 3))
+    both = net.concat(stem, net.relu(net.layer(stem, "right", 64, 3)))
     wide = 128 if residual else 64
-    first = net.conv(both, "first", wide, 128, 1)
+    first = net.layer(both, "first", wide, 1)
     first = first if residual else net.relu(first)
-    second = net.relu(net.conv(both, "second", wide, 128, 3))
-    first = net.add("Add", [first, both], "residual") if residual else first
-    return net.model(16, net.add("Add", [first, second], "sum"), wide)
+    second = net.relu(net.layer(both, "second", wide, 3))
+    net.sum(net.sum(first, both) if residual else first, second)
+    return net.model()
 
 
 class RankedNetwork:
