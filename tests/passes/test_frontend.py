@@ -8,7 +8,6 @@ import onnxruntime
 import pytest
 import tvm
 from graphs import operators, outputs, shaped_model
-from length import long_but
 from onnx import helper
 from onnx_models import onnx_model
 
@@ -62,15 +61,6 @@ def test_a_sum_is_additions(operands, additions):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("operands", ["a", "a b", "a c", "a b one c"])
-@pytest.mark.parametrize("op", ["Max", "Min"])
-def test_a_maximum_of_any_number_of_operands(op, operands):
-    nodes = [CONV, node("Conv", "a v", "b"), node("GlobalAveragePool", "b", "c"), node(op, operands, "y")]
-    model = shaped_model(nodes, SHAPES, WEIGHTS | {"one": np.float32(1)}, ["y"])
-    matches_onnx_runtime(model)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("op", ["Sum", "Identity", "Dropout"])
 def test_an_operator_of_one_operand_that_does_nothing(op):
     for nodes in ([CONV, node(op, "a", "y")], [CONV, node(op, "a", "b"), node("Relu", "b", "y")]):
@@ -78,28 +68,6 @@ def test_an_operator_of_one_operand_that_does_nothing(op):
         mod = onnx_graph.from_onnx(model)
         assert set(operators(mod)) <= {"permute_dims", "nn.conv2d", "nn.relu"}
         matches_onnx_runtime(model, mod)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("bounds", "kind"),
-    [({"min": 0.0, "max": 6.0}, "clip"), ({"min": 0.0}, None), ({"max": 0.5}, "clip"), ({}, None)],
-)
-@pytest.mark.parametrize("opset", long_but([6, 13], [6, 11, 13]))
-def test_clips_of_every_opset(bounds, kind, opset):
-    """Attributes up to opset 10, operands since, where a missing one is an empty name."""
-    weights = WEIGHTS | ({} if opset < 11 else {name: np.float32(value) for name, value in bounds.items()})
-    operands = ["a"] if opset < 11 else ["a", *(name if name in bounds else "" for name in ("min", "max"))]
-    clip = helper.make_node("Clip", operands, ["y"], "clip", **(bounds if opset < 11 else {}))
-    model = shaped_model([CONV, clip], SHAPES, weights, ["y"])
-    model.opset_import[0].version = opset
-    mod = onnx_graph.from_onnx(model)
-    assert "call_tir" not in operators(mod)
-    if kind is not None:
-        assert operators(mod).count(kind) == 1
-    if bounds == {"min": 0.0} and opset >= 11:
-        assert operators(mod).count("nn.relu") == 1
-    matches_onnx_runtime(model, mod)
 
 
 def test_several_results_in_their_order():
@@ -120,40 +88,7 @@ def test_axes_counted_from_the_end(nodes):
     matches_onnx_runtime(shaped_model([CONV, *nodes], SHAPES, weights, ["y"]))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("index", [1, -1])
-def test_an_element_is_a_slice(axis, index):
-    nodes = [
-        node("Concat", "x x", "d", axis=0),
-        node("Conv", "d w", "a"),
-        node("Gather", "a i", "y", axis=axis),
-    ]
-    model = shaped_model(nodes, SHAPES, WEIGHTS | {"i": np.array(index)}, ["y"])
-    mod = onnx_graph.from_onnx(model)
-    assert not {"take", "where", "shape_of"} & set(operators(mod))
-    matches_onnx_runtime(model, mod)
-
-
 # ---- what the importer cannot do as it stands ----
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_operators_of_old_opsets(mode):
-    nodes = [
-        node("Conv", "x w", "a"),
-        node("Slice", "a", "b", axes=[2], starts=[0], ends=[2]),
-        node("Upsample", "b scales", "y", mode=mode),
-    ]
-    weights = WEIGHTS | {"scales": np.array([1, 1, 2, 2], np.float32)}
-    graph = shaped_model(nodes[:1], SHAPES, weights, ["a"]).graph
-    graph.node.extend(nodes[1:])
-    graph.output[0].name = "y"
-    graph.output[0].type.tensor_type.ClearField("shape")
-    opsets = [helper.make_opsetid("", 9)]
-    model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=4))
-    matches_onnx_runtime(model)
 
 
 def test_a_condition_that_is_constant():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluate_by_numpy
-from graphs import conv2d_nhwc, inputs, names, operators, run
+from graphs import conv2d_nhwc, inputs, names, run
 from hypothesis import given, settings
-from length import examples, long_but
+from length import examples
 from skip_graphs import SkipGraph, networks
 from tvm import relax
 from tvm.script import ir as I
@@ -142,19 +142,6 @@ def test_merged_lconvs_compute_the_same_on_llvm(before):
     (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
     assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
     tvm.ir.assert_structural_equal(MergeLconvs()(after), after)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("activation", long_but(["relu"], ["relu", "sigmoid", None]))
-def test_split_fconvs_compute_the_same_on_llvm(activation):
-    before = joint_layers((activation, "relu"))
-    after = SplitConcat()(before)
-    assert names(after, "nn.conv2d").count("c_fconv") == 0 and "concat" not in operators(after)
-    assert LAYER_ROLES.read(after)["c.fconv_1"] == LAYER_ROLES.read(after)["c.fconv_2"] == "fconv"
-    assert flops(after) == flops(before)
-    (x,), (y,) = (run(mod, *inputs(before)) for mod in (before, after))
-    assert np.abs(x - y).max() <= 1e-4 * np.abs(x).max()
-    tvm.ir.assert_structural_equal(SplitConcat()(after), after)
 
 
 @pytest.mark.long
