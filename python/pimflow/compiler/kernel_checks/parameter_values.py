@@ -79,7 +79,7 @@ def integer_ranges(kernel: ScheduledKernel) -> dict[int, IntegerRange]:
     }
     if isinstance(kernel.plain, tirx.PrimFunc):
         return _PlainUses(kernel.plain).restrict(ranges)
-    deciding = deciding_variables(kernel.lowered.body, kernel.lowered.params, Purpose.BOUNDS)
+    deciding = deciding_variables(kernel.lowered.body, Purpose.BOUNDS)
     return {
         index: ZERO if kernel.lowered.params[index] in deciding else whole for index, whole in ranges.items()
     }
