@@ -6,14 +6,14 @@ import kernel_cases
 import numpy as np
 import pytest
 from kernel_mutations import FAULTS, mutant
-from tvm import te
+from tvm import te, tirx
 from tvm.script import tirx as T
 
 import pimflow
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler.kernel_checks import kernels
-from pimflow.compiler.kernel_checks.check import check_kernel
+from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
@@ -179,6 +179,13 @@ def test_integers_that_no_block_wrote_are_not_compared(dtype, compared):
     assert part.holds and part.blocks < part.all_blocks and bool(part.compared) == compared
     assert part.unknown == (() if compared else ("y",)) and ("not compared" in part.verdict) != compared
     assert whole.holds and whole.compared == 6400 and not whole.unknown and whole.verdict == "holds"
+
+
+def test_a_kernel_of_any_extent_is_not_checked():
+    x = te.placeholder((tirx.Var("n", "int64"),), "float32", "x")
+    func = te.create_prim_func([x, te.compute(x.shape, lambda i: x[i])])
+    (check,) = check_kernels([ScheduledKernel(name="copy", plain=func, lowered=func)])
+    assert not check.holds and check.verdict == "no meaning for the shape of x, which is no constant"
 
 
 @pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
