@@ -6,16 +6,18 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from pimflow.relay_passes.flat import bare_operator
 from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
 HALF, FULL = "float16", "float32"
-FUNCTIONS = (
-    *("sin", "cos", "tan", "sinh", "cosh", "tanh"),
-    *("asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh"),
-    *("erf", "exp", "exp2", "exp10", "log", "log1p", "log2", "log10", "sigmoid"),
-    *("fmod", "hypot", "pow", "rsqrt", "sqrt"),
-    *("ceil", "copysign", "fabs", "floor", "nearbyint", "round", "trunc"),
+FUNCTIONS = tuple(
+    f"tirx.{name}"
+    for name in (
+        *("sin", "cos", "tan", "sinh", "cosh", "tanh"),
+        *("asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh"),
+        *("erf", "exp", "exp2", "exp10", "log", "log1p", "log2", "log10", "sigmoid"),
+        *("fmod", "hypot", "pow", "rsqrt", "sqrt"),
+        *("ceil", "copysign", "fabs", "floor", "nearbyint", "round", "trunc"),
+    )
 )
 
 
@@ -50,7 +52,7 @@ def _dtype(value: tirx.Expr) -> str:
 
 
 def _wide_call(call: tvm.ir.Call) -> tirx.Expr:
-    if not _is_half(call) or bare_operator(call) not in FUNCTIONS:
+    if not _is_half(call) or getattr(call.op, "name", "") not in FUNCTIONS:
         return call
     wide = tirx.call_intrin(_wide_type(call), call.op, *map(_wide, call.args))
     return tirx.Cast(_dtype(call), wide)

@@ -74,8 +74,6 @@ class Measurer:
     ----------
     cache : ResultCache, optional
         Stores times, by the machine's names, its threads and the code.
-    progress : callable
-        Called with the share that is done.
     machine : Machine, optional
         The machine to measure on; by default this one.
     """

@@ -12,12 +12,7 @@ from tvm import relax, tirx
 
 from pimflow.compiler.kernel_checks.elf import CompiledKernel, compiled_kernels
 from pimflow.compiler.kernel_checks.kernels import PlainKernels, ScheduledKernel
-from pimflow.compiler.kernel_checks.launch import (
-    KernelLaunch,
-    launch_extents,
-    launch_statements,
-    nodes,
-)
+from pimflow.compiler.kernel_checks.launch import KernelLaunch, launch_extents, launch_statements, nodes
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.hardware import GpuSpec
 from pimflow.pim_backend.runtime.cuda_binary import cubin, cuda_source
