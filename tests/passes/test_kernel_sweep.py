@@ -103,7 +103,7 @@ def test_any_convolution_whose_result_is_flattened(size, channels, filters, part
     "name",
     [
         *("QLinearConv of 17 groups", "residual and pool"),
-        *("elementwise of uint8", "elementwise of int32", "reductions of int8", "reductions of int16"),
+        *("elementwise of uint8", "reductions of int8", "reductions of int16"),
     ],
 )
 def test_kernels_of_integer_networks(name):
