@@ -54,14 +54,22 @@ def _check_flags(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_casts(model: onnx.ModelProto, where: str) -> None:
-    """Raise `UnsupportedOpError` for casts to types whose roundings TVM does not have."""
+    """Raise `UnsupportedOpError` for narrow types: casts to those of 4 or 6 bits, inputs of FLOAT8."""
     for node in (node for node in model.graph.node if node.op_type == "Cast"):
         target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
-        if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
+        if target.startswith(("FLOAT4", "FLOAT6", "FLOAT8E8M0")):
             raise UnsupportedOpError(
                 f"{where}: Cast '{node.name}' to {target} (attribute 'to') is not supported: TVM rounds to "
                 "that type otherwise than the standard"
             )
+    for what, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            if kind.startswith("FLOAT8"):
+                raise UnsupportedOpError(
+                    f"{where}: {what} '{value.name}' of type {kind} is not supported: NumPy has none; make "
+                    "it FLOAT, and cast it in the network"
+                )
 
 
 _INTEGERS = tuple(
