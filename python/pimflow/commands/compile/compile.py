@@ -266,7 +266,7 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     if request.check_kernels:
         request.progress("checking kernels")
         checked_kernels = require_kernels(prepared.network, placed.search_result)
-    verification = steps.verify_builds(request, prepared.network, build_set, reference)
+    verification = steps.verify_builds(request, model, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = compile_results.extra_reports(request, prepared, placed, reference, selection, build_set)
     part = steps.decoder_part(model, prepared.network, placed.search_result, request.options.context)
