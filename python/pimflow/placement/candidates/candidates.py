@@ -488,7 +488,7 @@ class CandidateGenerator:
             LoopOrder.parse(rewrite.schedule),
             pixel_begin=split.pixel_begin(layer),
             row_begin=row_begin,
-            added_channels=device_epilogue.residual_channels(layer),
+            added_channels=layer.oc if device_epilogue.accumulates_residual else 0,
             **vars(device_epilogue.latch_use),
         )
         return self.costs.pim_target.program(request)

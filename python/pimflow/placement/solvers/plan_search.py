@@ -13,7 +13,7 @@ from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
 from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
-from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
+from pimflow.placement.solvers.exhaustive import timed_covers
 from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, with_rounding
 from pimflow.placement.solvers.plan_memory import PlanMemory
@@ -246,17 +246,12 @@ class PlanSearch:
         )
 
     def _exhaustive(self) -> EvaluatedPlan | None:
-        def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
-            """The sort key of a plan; None if it exceeds a bound."""
-            plan = self.evaluated(candidates)
-            return self.goal.rank(plan) if self.allows(plan) else None
-
-        candidates = solve_exhaustive(self.graph, self.table, rank, self.goal.search_seconds, self.progress)
-        if candidates is None:
+        covers = timed_covers(self.graph, self.table, self.goal.search_seconds, self.progress)
+        best = min(filter(self.allows, map(self.evaluated, covers)), key=self.goal.rank, default=None)
+        if best is None:
             return None
-        plan = self.evaluated(candidates)
-        value = plan.memory_bytes if self.goal.objective == "memory" else self.goal.value(plan.evaluation)
-        return replace(plan, value=value, bound=value)
+        value = best.memory_bytes if self.goal.objective == "memory" else self.goal.value(best.evaluation)
+        return replace(best, value=value, bound=value)
 
     def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds, and fits PIM's channels."""
