@@ -243,7 +243,7 @@ bool LabelSearch::Dominates(const Bucket& bucket, const double* x, const double*
       return false;
     }
   }
-  if (pools_ && sums_pools_ && !FitsAnyFuture(bucket.position, x_sums - pools_)) {
+  if (pools_ && sums_pools_) {
     for (int m = 1; m <= pools_; ++m) {
       if (x_sums[-m] > y_sums[-m]) return false;
     }
