@@ -212,7 +212,6 @@ class LabelSearch {
 
   void AddSums(ExpandedCandidate& expanded) const;
   const Expansion& FindExpansion(const Group& group, const PredecessorState& predecessor);
-  void DropDominatedCandidates(std::vector<ExpandedCandidate>& expanded) const;
   Bucket& FindBucket(int position, const Key& key);
   void MakeRaiseRules(int position, const Bucket& bucket, std::vector<RaiseRule>& raise_rules);
   void RaiseTimes(const Bucket& bucket, double* row) const;
