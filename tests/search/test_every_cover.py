@@ -22,7 +22,7 @@ from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.evaluate import execute
-from pimflow.placement.solvers.exhaustive import TIMED_COVERS, all_covers, timed_covers
+from pimflow.placement.solvers.exhaustive import TIMED_COVERS, affordable_covers, all_covers
 
 
 def value(graph, table, chosen, criterion) -> float:
@@ -70,11 +70,11 @@ def test_a_search_that_takes_too_long_is_refused_at_its_begin():
         for region in graph.regions
     }
     table, taken, said = CostTable(candidates=candidates), [], []
-    covers_taken = list(timed_covers(graph, table, 1e6, said.append))
+    covers_taken = list(affordable_covers(graph, table, 1e6, said.append))
     assert len(covers_taken) == len({tuple(c.name for c in cover) for cover in covers_taken}) == 3**7
     assert len(said) == 1 and f"up to {3**7} plans" in said[0]
     with pytest.raises(UsageError, match=r"more than --search-seconds 1e-09; give --search-seconds \d+, or"):
-        taken.extend(timed_covers(graph, table, 1e-9, said.append))
+        taken.extend(affordable_covers(graph, table, 1e-9, said.append))
     assert len(taken) == TIMED_COVERS and len(said) == 1
 
 

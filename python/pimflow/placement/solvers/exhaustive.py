@@ -48,7 +48,7 @@ def _cover_count(graph: RegionGraph, table: CostTable) -> int:
     return counts[0]
 
 
-def timed_covers(
+def affordable_covers(
     graph: RegionGraph, table: CostTable, seconds: float, progress: Callable[[str], None]
 ) -> Iterator[Cover]:
     """All covers of a small network, which are evaluated one by one while this iterates.
