@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, with_latches
@@ -21,7 +22,6 @@ from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program, time_program
 
 AIM = PimSpec.load("aim-gddr6")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PimLayer, require_legal
@@ -12,7 +13,6 @@ from length import examples, long_but
 from reference import Window, bound, convolve
 
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.functional import PimDevice
 
 NAMES = spec_names("pim")
 

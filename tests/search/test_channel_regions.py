@@ -262,21 +262,6 @@ def some_of(candidates, draw):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", long_but([1.2], [1.0, 1.2, 1.6, 3.0]))
-def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
-    network = frontend.load("toy")
-    graph = prepare.regions(network, SYSTEM)
-    min_memory = search(graph, SYSTEM, goal=Goal(objective="memory"))
-    _, smallest = lower_plan(network, min_memory, "cuda+pim")
-    budget = factor * PlanMemory(graph, SYSTEM.dtype).pool_bytes(min_memory.candidates)
-    assert smallest.pool_bytes <= budget / factor
-    within = search(graph, SYSTEM, goal=Goal(max_memory_bytes=budget))
-    _, pool = lower_plan(network, within, "cuda+pim")
-    assert pool.pool_bytes <= budget
-    assert within.evaluation.latency_ns <= min_memory.evaluation.latency_ns
-
-
-@pytest.mark.long
 def test_one_set_of_channels_is_one_region():
     """Partitioned channels, and the GPU alone: as if there were no sets."""
     network = frontend.load("toy")

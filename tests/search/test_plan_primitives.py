@@ -242,20 +242,6 @@ def test_a_plan_file_names_them(toy):
         assert starred == [f"GPU {primitive.name}"]
 
 
-@pytest.mark.long
-def test_an_edited_plan_is_priced_anew(toy):
-    graph, search_result = toy
-    region = graph.region(next(iter(search_result.primitives())))
-    for primitive in usable_primitives(region):
-        repriced = apply(
-            graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=primitive.name)
-        )
-        assert repriced.primitives()[region.name] is primitive
-        assert repriced.evaluation.latency_ns >= search_result.evaluation.latency_ns * (1 - 1e-6)
-    plain = apply(graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=""))
-    assert region.name not in plain.primitives()
-
-
 @pytest.mark.parametrize(
     ("primitive", "says"),
     [

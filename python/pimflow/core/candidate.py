@@ -60,8 +60,6 @@ class Task:
         Whether it only changes the mode of PIM's channels, and computes nothing.
     after : tuple of int
         Tasks of the same candidate that must have ended, by position.
-    buffers : tuple of str
-        Tensors read or written.
     moved_bytes : int
         Bytes over the DRAM channels or the crossbar.
     energies_pj : dict of str to float

@@ -185,8 +185,6 @@ class Plan:
         Memory channels that serve the GPU: all of them in a plan without PIM.
     choices : tuple of Choice
         In execution order; together they cover every region once.
-    latency_ns : float
-        Latency that the solver predicts.
     lower_bound_ns : float
         Lower bound on the latency of any plan over the same candidates.
     ranks : dict of str to str

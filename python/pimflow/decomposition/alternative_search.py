@@ -89,8 +89,6 @@ class _Mixture:
 
     Attributes
     ----------
-    generator : CandidateGenerator
-        Of that network.
     rules : dict of str to int
         By decomposed layer, the number of its rule.
     """

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
-from pimflow.core.rewrite import (
-    AttentionRewrite,
-    FusedGroupRewrite,
-    Rewrite,
-    SubstitutionRewrite,
-)
+from pimflow.core.rewrite import AttentionRewrite, FusedGroupRewrite, Rewrite, SubstitutionRewrite
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
 from pimflow.fusion import GroupTiling

@@ -20,8 +20,6 @@ class ExplainedCandidate:
 
     Attributes
     ----------
-    chosen : bool
-        Whether it is in the plan.
     channels : str
         Memory channels of its tensors, as in `core.plan.Choice`.
     pending : tuple of str
@@ -83,8 +81,6 @@ class Explanation:
         How the plan was found.
     latency_ns : float
         Latency of the whole plan.
-    baselines : Baselines
-        Latencies that it is compared with.
     """
 
     region: str

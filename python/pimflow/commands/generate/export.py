@@ -32,10 +32,6 @@ class AttentionRow:
     ----------
     batch, tokens : int
         Requests, and the tokens of each in the cache.
-    heads, kv_heads : int
-        Heads on this device.
-    channels : int
-        PIM channels that it has.
     source : str
         How the time was made.
     """
@@ -58,8 +54,6 @@ class ServingAttention:
     ----------
     channels : int
         Channels for the request: all PIM channels, or one for each KV head if these are fewer.
-    schedules : dict of str to str
-        Schedule of each product, for all lengths.
     line : AttentionLine
         Times in ns on these channels.
     rows : tuple of AttentionRow

@@ -11,13 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
-from pimflow.core.region import (
-    ELEMENT_BYTES,
-    EMPTY_KERNEL,
-    RESULT_BYTES,
-    Kernel,
-    Region,
-)
+from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
 from pimflow.core.split import Split
 from pimflow.core.tensor_placement import ChannelMode
 from pimflow.hardware import System
