@@ -52,22 +52,8 @@ def serve_sim(
     ----------
     model : str or path
         Name of a language model of the zoo, a GGUF file, or a folder of Hugging Face's.
-    trace : path, optional
-        Requests as the Azure traces of language models have them (`commands.serve.request_traces`).
-    rate, requests, lengths, seed
-        Arrivals a second, number of requests, and mean tokens of prompts and answers of drawn requests.
-    context : int, optional
-        Most tokens of a request.
     max_batch, chunk_tokens, page_tokens, cache_tokens : int
         Limits of the server; see `ServingLimits`.
-    weight_type, activation_type, kv_cache_dtype : str
-        Types in which weights of the zoo, inputs of products and caches are stored; see `pimflow.generate`.
-    steps : path, optional
-        Costs of steps, as `StepTable.save` of `Serving.steps` writes them: nothing is searched.
-    random_points : int
-        Random steps of either kind that are searched to judge the table of steps.
-    assume_room : bool
-        Whether a model that does not fit the PIM channels is timed as if it did.
     system, **keywords
         As for `pimflow.search`.
 
