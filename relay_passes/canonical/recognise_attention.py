@@ -322,7 +322,7 @@ class _AttentionFinder:
         kind = operator(value)
         if kind == "add":
             sides = [(value.args[0], value.args[1]), (value.args[1], value.args[0])]
-            scores = [s for s in sides if isinstance(s[0], relax.Var) and self._leads_to_product(s[0])]
+            scores = [s for s in sides if isinstance(s[0], relax.Var) and self._scores(s[0]) is not None]
             return (scores[0][0], (scores[0][1],)) if len(scores) == 1 else None
         if kind != "where":
             return None
@@ -336,9 +336,6 @@ class _AttentionFinder:
                 none = relax.const(0.0, "float32")
                 return side, (condition, *((none, hides) if place == 0 else (hides, none)))
         return None
-
-    def _leads_to_product(self, var: relax.Var) -> bool:
-        return self._scores(var) is not None
 
 
 def _same_elements(value: relax.Expr | None) -> bool:
