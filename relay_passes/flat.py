@@ -211,7 +211,14 @@ def _with_main(
     functions[mod.get_global_var("main")] = rebuilt.with_attr("global_symbol", "main")
     result = tvm.IRModule(functions, attrs=mod.attrs)
     result = result if canonical else relax.transform.CanonicalizeBindings()(result)
+    if canonical and len(functions) == 1 and _is_all_read(canonical):
+        return result
     return relax.transform.DeadCodeElimination(["main"])(result)
+
+
+def _is_all_read(block: relax.DataflowBlock) -> bool:
+    """Whether each variable of `block` but the last is read. To find no dead code takes TVM longer."""
+    return sum(not readers for readers in relax.analysis.udchain(block).values()) == 1
 
 
 def _without_output_alias(block: relax.DataflowBlock) -> relax.DataflowBlock | None:
@@ -299,7 +306,7 @@ def has_static_shape(expr: relax.Expr) -> bool:
 
 
 # These keep the order of elements, if they keep their number and type.
-_RESHAPING = ("reshape", "expand_dims", "squeeze", "astype", "broadcast_to")
+RESHAPING = ("reshape", "expand_dims", "squeeze", "astype", "broadcast_to")
 
 
 def slice_begin(call: relax.Call) -> tuple[int, int] | None:
@@ -320,7 +327,7 @@ def is_pure_reshape(bindings: Sequence[relax.VarBinding]) -> bool:
     The elements keep their type and order: in reshapes, in permutations that move only axes of one element,
     and in moves that undo one another. False for a tensor without elements.
     """
-    if not all(operator(b.value) in (*_RESHAPING, "permute_dims", "strided_slice") for b in bindings):
+    if not all(operator(b.value) in (*RESHAPING, "permute_dims", "strided_slice") for b in bindings):
         return False
     read = [next(iter(getattr(binding.value, "args", ())), None) for binding in bindings]
     if not all(isinstance(x, relax.Var) and has_static_shape(x) for x in (*read, *(b.var for b in bindings))):

@@ -12,7 +12,6 @@ from pimflow.relay_passes.flat import (
     LAYER_NAMES,
     LAYER_ROLES,
     cached_by_module,
-    layer_name,
     main_bindings,
     operator,
     shape,
@@ -39,10 +38,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
             continue
         run = graph.run_to(binding)
         if run:
-            (pooled if is_pooling else chains).append([layer_name(mod, b.var) for b in run])
+            (pooled if is_pooling else chains).append([graph.names[b.var] for b in run])
     inside = {layer for chain in chains for layer in chain}
     chains += [run for run in pooled if run[-1] not in inside]
-    place = {layer_name(mod, b.var): index for index, b in enumerate(main_bindings(mod))}
+    place = {layer: index for index, layer in enumerate(graph.names.values())}
     return sorted(chains, key=lambda chain: place[chain[0]])
 
 
@@ -54,13 +53,18 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
     such as the flattening behind a pooling. A region with other operators is in no run: a group has no
     formula for them.
     """
-    groups = region_groups(mod, views=views)
-    region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
+    groups, layers = region_groups(mod, views=views), LAYER_NAMES.read(mod)
+
+    def layer(binding: relax.VarBinding) -> str:
+        """The layer of a binding."""
+        return layers.get(binding.var.name, binding.var.name)
+
+    region_of = {layer(b): name for name, group in groups.items() for b in group.bindings}
     runs = []
     for chain in activation_chains(mod):
-        names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
+        names = tuple(dict.fromkeys(map(region_of.__getitem__, chain)))
         inside = set(chain)
-        rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
+        rest = [b for name in names for b in groups[name].bindings if layer(b) not in inside]
         last = groups[names[-1]]
         by_pixel = rest[: len(rest) - len(trailing_moves(rest))]
         goes_on = (
@@ -109,6 +113,7 @@ class RunGraph:
     bindings: dict[relax.Var, relax.VarBinding]
     names: dict[relax.Var, str]
     roles: dict[str, str]
+    operands: dict[relax.Var, list[relax.Var]]
     readers: dict[relax.Var, list[relax.VarBinding]]
     counts: dict[relax.Var, int]
     order: dict[relax.Var, int]
@@ -116,15 +121,17 @@ class RunGraph:
     @classmethod
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
+        operands: dict[relax.Var, list[relax.Var]] = {}
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         bindings, names, order, layers = {}, {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
             bindings[binding.var] = binding
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
-            for var in set(relax.analysis.free_vars(binding.value)):
+            operands[binding.var] = list(dict.fromkeys(relax.analysis.free_vars(binding.value)[:]))
+            for var in operands[binding.var]:
                 readers.setdefault(var, []).append(binding)
-        return cls(bindings, names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
+        return cls(bindings, names, LAYER_ROLES.read(mod), operands, readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""
@@ -159,7 +166,7 @@ class RunGraph:
             return []
         while waiting:
             reader = waiting.pop()
-            for var in dict.fromkeys(relax.analysis.free_vars(reader.value)):
+            for var in self.operands[reader.var]:
                 binding = self.bindings.get(var)
                 if var in inside:
                     continue

@@ -27,8 +27,6 @@ from pimflow.hardware.pim import (
     WRITE_ENERGY,
 )
 from pimflow.hardware.reader import SPECS, read_toml
-from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
-from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issue_program
 
@@ -163,27 +161,6 @@ def test_a_stream_is_legal(name):
     commands = issue_program(stream, pim, 0)
     assert violations(commands, pim, stream) == []
     assert (commands["command"] == COMMANDS.index("REF")).sum() >= 2
-
-
-CONVOLUTIONS = [
-    ConvGeometry(n=1, h=6, w=5, c=24, oc=40, kh=3, kw=3, padding=(1, 1, 1, 1)),
-    ConvGeometry(n=1, h=4, w=4, c=40, oc=33),
-    ConvGeometry(n=1, h=3, w=3, c=1300, oc=17),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=["3x3", "pointwise", "long"])
-def test_what_is_lowered_is_legal(name, geometry):
-    pim = DEVICES[name]
-    for dtype in pim.dtypes:
-        for schedule in schedules(geometry, pim, dtype):
-            lowered = lower(ProgramRequest("layer", geometry, schedule), pim, dtype=dtype, channels=2)
-            for channel in range(2):
-                assert violations(issue_program(lowered, pim, channel), pim, lowered, channel) == [], str(
-                    schedule
-                )
 
 
 @st.composite

@@ -122,12 +122,6 @@ def test_sections_of_another_kind(tmp_path, text, message):
         PimSpec.load(path)
 
 
-def test_a_message_is_one_line(tmp_path):
-    with pytest.raises(SpecError) as caught:
-        PimSpec.load(edit_spec(tmp_path, "pim", "gangs", "gangs = 'four\\nlines'"))
-    assert len(str(caught.value).splitlines()) == 1
-
-
 @pytest.mark.parametrize("kind", LOADERS)
 def test_files_that_are_no_files(tmp_path, kind):
     broken = tmp_path / "broken.toml"

@@ -148,16 +148,6 @@ def test_biases_are_pushed_through_layers_of_the_drawn_network():
 
 
 @pytest.mark.long
-def test_at_full_rank_it_is_the_model_that_was_given(tmp_path):
-    model, path = all_kinds_model(), tmp_path / "out.onnx"
-    pimflow.export_decomposed(model, "tucker:1,fc=decompose", path)
-    original, written = frontend.load(model), frontend.load(path)
-    inputs = original.example_inputs()
-    (x,), (y,) = original.reference(inputs), written.reference(inputs)
-    np.testing.assert_allclose(y, x, rtol=0, atol=1e-5 * np.abs(x).max())
-
-
-@pytest.mark.long
 def test_what_comes_back_is_optimised_without_decomposing_again(tmp_path):
     path = tmp_path / "out.onnx"
     pimflow.export_decomposed(hourglass(), "tucker:0.3", path)

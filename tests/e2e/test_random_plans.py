@@ -98,6 +98,7 @@ NETWORKS = {
     "depthwise": (lambda: frontend.load(depthwise()), 4, {"rows"}),
     "depthwise, in latches": (lambda: frontend.load(depthwise()), 2, set()),
     "toy": (lambda: frontend.load("toy"), 6, {"rows", "channels", "reduction"}),
+    "toy, padded alike": (lambda: frontend.load("toy"), 3, {"rows"}),
     "toy, two at once": (lambda: frontend.load("toy", batch=2), 3, {"channels", "batch"}),
     "perceptron": (lambda: frontend.load(perceptron()), 4, {"channels", "reduction"}),
     "toy, in latches": (lambda: frontend.load("toy"), 2, set()),
@@ -113,7 +114,8 @@ NETWORKS = {
 def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
     """Any legal choice of modes: outputs verified, and as many kernels built as launches charged."""
     load, plans, expected = NETWORKS[name]
-    target = system(pim="aim-gddr6") if name.endswith("latches") else system()
+    variants = {"in latches": {"pim": "aim-gddr6"}, "padded alike": {"padding": "symmetric"}}
+    target = system(**variants.get(name.partition(", ")[2], {}))
     network, draw = load(), random.Random(0)
     graph = extract_regions(network.module, name)
     search_result = search(graph, target)
@@ -130,12 +132,10 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
             choices.append(Choice(regions=(region.name,), rewrite=rewrite))
             axes |= {rewrite.axis} if isinstance(rewrite, SplitRewrite) else set()
         plan_result = apply(graph, target, replace(search_result.plan, choices=tuple(choices)))
-        applied = phases.apply_plan(
-            network.module, phases.PlanRewrites(splits=plan_result.splits(), programs=plan_result.programs())
-        )
+        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
         events = plan_result.evaluation.timeline.events
         launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(group.fusible for group in kernel_groups(applied)) == launches
+        assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches
         built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
         verify(network, built, target, inputs, reference).require()
     assert expected <= axes <= set(AXES)

@@ -337,13 +337,3 @@ def test_search_takes_the_profilers_times(capsys, ramulator):
 def test_profilers_that_fail(capsys, argv, code, says):
     exit_code, out, err = run(capsys, *argv, "--quiet")
     assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
-
-
-def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):
-    text = (Path(hardware.__file__).parent / "specs/pim/newton-gddr6.toml").read_text()
-    path = tmp_path / "single.toml"
-    path.write_text(re.sub(r"global_buffers = .*", 'global_buffers = { value = 1, source = "test" }', text))
-    arguments = ["--format", "pimprog", "-o", tmp_path / "out", "--pim", path, "--json"]
-    code, out, _ = run(capsys, "trace conv:1x24x14x14,96,1x1", *arguments)
-    summary = json.loads(out)
-    assert code == 0 and summary["pim"] == "single" and "1 buffer" in summary["layers"][0]["schedule"]

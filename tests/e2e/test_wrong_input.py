@@ -161,20 +161,6 @@ def test_dynamic_shape_is_fixed_by_the_option(capsys, tmp_path):
     assert code == 2 and "did you mean x" in one_line(err)
 
 
-@pytest.mark.long
-def test_weights_beyond_the_pim_capacity_stay_on_the_gpu(capsys, tmp_path):
-    text = (Path(zoo.__file__).parents[1] / "hardware/specs/pim/newton-gddr6.toml").read_text()
-    assert "rows_per_bank = { value = " in text
-    begin, _, rest = text.partition("rows_per_bank = { value = ")
-    (tmp_path / "tiny.toml").write_text(f"{begin}rows_per_bank = {{ value = 2{rest[rest.index(',') :]}")
-    for pim, fits in (("newton-gddr6", True), (tmp_path / "tiny.toml", False)):
-        code, out, _ = run(capsys, "compile toy --pim", pim, "--json", *ALONE)
-        assert code == 0
-        report = json.loads(out)
-        on_pim = {region["name"] for region in report["regions"] if region["mode"] != "GPU"}
-        assert report["verified"] and on_pim and ("down.conv" in on_pim) == fits
-
-
 @pytest.fixture(scope="module")
 def artifact(compiled_toy):
     return compiled_toy[0]

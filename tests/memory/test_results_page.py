@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import pimflow
-from pimflow import frontend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,25 +58,6 @@ def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
         assert value.low <= value.chosen <= value.high and value.low < value.high
         systems = {value.changed(base, number).identity for number in (value.low, value.chosen, value.high)}
         assert base.identity in systems and len(systems) == len({value.low, value.chosen, value.high})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["squeezenet-1.1"])
-def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_results, name):
-    """All but the time that it took."""
-    bench_memory = importlib.import_module("bench_memory")
-    module = frontend.load(name).module
-    table_text = bench_memory.zoo_table(
-        [bench_memory.zoo_row(name, module, views, 60.0) for views in (True, False)]
-    )
-    text = update_results.page_of("pools").read_text(encoding="utf-8")
-
-    def cells(table: str) -> list[list[str]]:
-        lines = [line.split(" | ") for line in table.splitlines() if line.startswith(f"| {name} |")]
-        return [line[:5] + line[6:] for line in lines]
-
-    pools = text.partition("<!-- pools begin")[2].partition("<!-- pools end")[0]
-    assert cells(pools) == cells(table_text) and len(cells(pools)) == 2
 
 
 @pytest.mark.long

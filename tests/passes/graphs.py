@@ -38,6 +38,14 @@ def main_module(params: list[relax.Var], result) -> tvm.IRModule:
     return builder.get()
 
 
+def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` whose functions for PIM are plain Relax."""
+    functions = dict(mod.functions_items())
+    return tvm.IRModule(
+        {gv: f.without_attr("Codegen") if "Codegen" in (f.attrs or {}) else f for gv, f in functions.items()}
+    )
+
+
 def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:
     """Random operands for ``main``, of any sign and order 1."""
     rng = np.random.default_rng(seed)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, main_module, names, operators, outputs, run
+from graphs import as_module, inputs, main_module, names, operators, outputs, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.core.chains import LayerChain, Link
@@ -75,32 +74,28 @@ def close(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-4) ->
 
 
 def test_a_product_becomes_two_and_the_bias_stays_behind_them():
-    @I.ir_module
-    class DecomposedBefore:
-        @R.function
-        def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
-            with R.dataflow():
-                fc = R.matmul(x, R.const([[1.0, 2.0], [3.0, 4.0]]))
-                y = R.add(fc, R.const([1.0, 2.0]))
-                R.output(y)
-            return y
+    @as_module
+    def decomposed_before(x: R.Tensor((3, 2), "float32")):
+        with R.dataflow():
+            fc = R.matmul(x, R.const([[1.0, 2.0], [3.0, 4.0]]))
+            y = R.add(fc, R.const([1.0, 2.0]))
+            R.output(y)
+        return y
 
-    @I.ir_module
-    class DecomposedExpected:
-        @R.function
-        def main(x: R.Tensor((3, 2), "float32")) -> R.Tensor((3, 2), "float32"):
-            R.func_attr(
-                {
-                    "pimflow.layer_names": {"fc_fconv": "fc.fconv", "fc_lconv": "fc.lconv"},
-                    "pimflow.roles": {"fc.fconv": "fconv", "fc.lconv": "lconv"},
-                }
-            )
-            with R.dataflow():
-                fc_fconv = R.matmul(x, R.const([[5.0], [6.0]]))
-                fc_lconv = R.matmul(fc_fconv, R.const([[7.0, 8.0]]))
-                y = R.add(fc_lconv, R.const([1.0, 2.0]))
-                R.output(y)
-            return y
+    @as_module
+    def decomposed_expected(x: R.Tensor((3, 2), "float32")):
+        R.func_attr(
+            {
+                "pimflow.layer_names": {"fc_fconv": "fc.fconv", "fc_lconv": "fc.lconv"},
+                "pimflow.roles": {"fc.fconv": "fconv", "fc.lconv": "lconv"},
+            }
+        )
+        with R.dataflow():
+            fc_fconv = R.matmul(x, R.const([[5.0], [6.0]]))
+            fc_lconv = R.matmul(fc_fconv, R.const([[7.0, 8.0]]))
+            y = R.add(fc_lconv, R.const([1.0, 2.0]))
+            R.output(y)
+        return y
 
     g = ConvGeometry(n=3, h=1, w=1, c=2, oc=2)
     first = Link(
@@ -112,7 +107,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     chain = LayerChain(
         layer="fc", method="svd", ranks=(1,), relative_error=0.0, geometry=g, links=(first, last)
     )
-    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(DecomposedBefore), DecomposedExpected)
+    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(decomposed_before), decomposed_expected)
 
 
 @pytest.mark.long

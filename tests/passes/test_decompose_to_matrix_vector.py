@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, close, conv2d_nhwc, names, operators
+from graphs import as_module, close, conv2d_nhwc, main_module, names, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -84,21 +84,13 @@ def test_any_dense_convolution(data):
     height, width = ((k - 1) * d + 1 + data.draw(st.integers(0, 4)) for k, d in zip(kernel, dilation))
     weights = np.random.default_rng(2).standard_normal((oc, *kernel, c)).astype(np.float32)
     x = relax.Var("x", relax.TensorType((data.draw(st.integers(1, 2)), height, width, c), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            conv = relax.op.nn.conv2d(
-                x,
-                relax.const(weights),
-                strides=data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
-                padding=data.draw(st.tuples(*[st.integers(0, 3)] * 4)),
-                dilation=dilation,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            out = builder.emit_output(builder.emit(conv, name_hint="conv"))
-        builder.emit_func_output(out)
-    before = builder.get()
+    attributes = {
+        "strides": data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        "padding": data.draw(st.tuples(*[st.integers(0, 3)] * 4)),
+        "dilation": dilation,
+    }
+    conv = conv2d_nhwc(x, weights, **attributes)
+    before = main_module([x], lambda builder: builder.emit(conv, name_hint="conv"))
     after = DecomposeToMatrixVector()(before)
     assert "nn.conv2d" not in operators(after)
     close(before, after)
@@ -107,13 +99,5 @@ def test_any_dense_convolution(data):
 @pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
 def test_a_point_needs_no_windows(stride):
     x = relax.Var("x", relax.TensorType((1, 4, 4, 4), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            conv = relax.op.nn.conv2d(
-                x, relax.const(POINTWISE), strides=stride, data_layout="NHWC", kernel_layout="OHWI"
-            )
-            out = builder.emit_output(conv)
-        builder.emit_func_output(out)
-    after = DecomposeToMatrixVector()(builder.get())
+    after = DecomposeToMatrixVector()(main_module([x], lambda _: conv2d_nhwc(x, POINTWISE, strides=stride)))
     assert operators(after) == (["matmul"] if stride == (1, 1) else ["strided_slice", "matmul"])

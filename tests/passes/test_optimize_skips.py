@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluate_by_numpy
-from graphs import conv2d_nhwc, inputs, names, operators, same_bits
+from graphs import as_module, conv2d_nhwc, inputs, names, operators, same_bits
 from hypothesis import given, settings
 from length import examples
 from skip_graphs import SkipGraph, networks
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.decomposition.optimize_skips import COPY_SOURCES, copy_skips, skips
@@ -38,52 +37,48 @@ def hourglass(*, role: str = "lconv", branch: int = 8):
 
 
 def test_a_copy_is_made_right_before_the_distant_use():
-    @I.ir_module
-    class CopiedSkipBefore:
-        @R.function
-        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
-            R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
-            with R.dataflow():
-                lv = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
-                v = R.nn.relu(lv)
-                a = R.sigmoid(v)
-                b = R.negative(a)
-                c = R.sigmoid(b)
-                y = R.add(v, c)
-                R.output(y)
-            return y
+    @as_module
+    def copied_skip_before(x: R.Tensor((1, 2, 2, 1), "float32")):
+        R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
+        with R.dataflow():
+            lv = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
+            v = R.nn.relu(lv)
+            a = R.sigmoid(v)
+            b = R.negative(a)
+            c = R.sigmoid(b)
+            y = R.add(v, c)
+            R.output(y)
+        return y
 
-    @I.ir_module
-    class CopiedSkipExpected:
-        @R.function
-        def main(x: R.Tensor((1, 2, 2, 1), "float32")) -> R.Tensor((1, 2, 2, 2), "float32"):
-            R.func_attr(
-                {
-                    "pimflow.layer_names": {
-                        "lv": "a.lconv",
-                        "lv_copy": "a.lconv.copy",
-                        "v_copy": "v.copy",
-                    },
-                    "pimflow.restored": {"a.lconv.copy": "a.lconv", "v.copy": "v"},
-                    "pimflow.roles": {"a.lconv": "lconv", "a.lconv.copy": "lconv"},
-                }
-            )
-            with R.dataflow():
-                lv = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
-                v = R.nn.relu(lv)
-                a = R.sigmoid(v)
-                b = R.negative(a)
-                c = R.sigmoid(b)
-                lv_copy = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
-                v_copy = R.nn.relu(lv_copy)
-                y = R.add(v_copy, c)
-                R.output(y)
-            return y
+    @as_module
+    def copied_skip_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
+        R.func_attr(
+            {
+                "pimflow.layer_names": {
+                    "lv": "a.lconv",
+                    "lv_copy": "a.lconv.copy",
+                    "v_copy": "v.copy",
+                },
+                "pimflow.restored": {"a.lconv.copy": "a.lconv", "v.copy": "v"},
+                "pimflow.roles": {"a.lconv": "lconv", "a.lconv.copy": "lconv"},
+            }
+        )
+        with R.dataflow():
+            lv = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
+            v = R.nn.relu(lv)
+            a = R.sigmoid(v)
+            b = R.negative(a)
+            c = R.sigmoid(b)
+            lv_copy = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
+            v_copy = R.nn.relu(lv_copy)
+            y = R.add(v_copy, c)
+            R.output(y)
+        return y
 
-    after = optimize(CopiedSkipBefore, ["v"], distance=2)
-    tvm.ir.assert_structural_equal(after, CopiedSkipExpected)
+    after = optimize(copied_skip_before, ["v"], distance=2)
+    tvm.ir.assert_structural_equal(after, copied_skip_expected)
     # three after the use before
-    tvm.ir.assert_structural_equal(optimize(CopiedSkipBefore, ["v"], distance=3), CopiedSkipBefore)
+    tvm.ir.assert_structural_equal(optimize(copied_skip_before, ["v"], distance=3), copied_skip_before)
 
 
 @pytest.mark.long

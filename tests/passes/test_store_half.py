@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, conv2d_nhwc, inputs, run
+from graphs import as_module, conv2d_nhwc, inline_functions, inputs, run
 from length import long_but
 from tvm import relax
 from tvm.script import ir as I
@@ -48,14 +48,6 @@ def types(mod: tvm.IRModule) -> list[str]:
 def close(result: np.ndarray, expected: np.ndarray) -> bool:
     return result.dtype == expected.dtype and bool(
         np.abs(result - expected).max() <= 2e-3 * np.abs(expected).max()
-    )
-
-
-def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
-    """`mod` whose functions for PIM are plain Relax."""
-    functions = dict(mod.functions_items())
-    return tvm.IRModule(
-        {gv: f.without_attr("Codegen") if "Codegen" in (f.attrs or {}) else f for gv, f in functions.items()}
     )
 
 

@@ -21,7 +21,7 @@ from pimflow.core.options import field_names
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Goal, Profiling
+from pimflow.placement import Profiling
 
 
 def settings(*texts: str) -> list[Setting]:
@@ -181,20 +181,6 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
         sweep(["toy"], wanted, profiling=profiling)
     rows = sweep(["toy"], wanted, profiling=profiling)
     assert searched == [0, 8, 8, 16] and [row.settings["pim_channels"] for row in rows] == [0, 8, 16]
-
-
-@pytest.mark.long
-def test_modes_are_those_of_every_search(profiling):
-    axes = settings("pim_channels=8,16")
-    free = sweep(["toy"], axes, profiling=profiling)
-    # not what was kept of `free`
-    gpu_only = sweep(["toy"], axes, profiling=profiling, goal=Goal(modes="gpu"))
-    assert any(row.figures.regions_with_pim for row in free)
-    for row, free_row in zip(gpu_only, free):
-        assert row.figures.regions_with_pim == 0
-        assert (
-            row.figures.latency_ns == row.figures.latency_gpu_only_ns == free_row.figures.latency_gpu_only_ns
-        )
 
 
 @pytest.mark.long

@@ -198,7 +198,7 @@ def test_a_memory_budget_binds_the_plan(graph, share):
     fastest = min(range(len(covers)), key=lambda index: covers[index][1])
     budget = min(sizes) + share * (sizes[fastest] - min(sizes))
     result = PlanSearch(graph, table, quick, replace(WITH, max_memory_bytes=budget)).best()
-    assert chain_memory_bytes(graph, result.solution.candidates) <= budget * (1 + 1e-6)
+    assert chain_memory_bytes(graph, result.candidates) <= budget * (1 + 1e-6)
     best_ns = min(ns for (_, ns), size in zip(covers, sizes) if size <= budget)
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 
@@ -240,20 +240,6 @@ def test_a_plan_file_names_them(toy):
         explained = explain(search_result, graph.region(name))
         starred = [c.name for c in explained.candidates if c.chosen]
         assert starred == [f"GPU {primitive.name}"]
-
-
-@pytest.mark.long
-def test_an_edited_plan_is_priced_anew(toy):
-    graph, search_result = toy
-    region = graph.region(next(iter(search_result.primitives())))
-    for primitive in usable_primitives(region):
-        repriced = apply(
-            graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=primitive.name)
-        )
-        assert repriced.primitives()[region.name] is primitive
-        assert repriced.evaluation.latency_ns >= search_result.evaluation.latency_ns * (1 - 1e-6)
-    plain = apply(graph, SYSTEM, edited_plan(search_result.plan, region.name, primitive=""))
-    assert region.name not in plain.primitives()
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ class Task:
         return self if launch_ns == self.launch_ns else with_fields(self, launch_ns=launch_ns)
 
 
+def in_sequence(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Tasks of which each waits for the one before."""
+    return tuple(task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks))
+
+
 Record = TypeVar("Record", "Task", "Candidate")
 
 

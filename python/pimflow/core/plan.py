@@ -203,6 +203,11 @@ class Plan:
     ranks: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
+    @property
+    def uses_pim(self) -> bool:
+        """Whether PIM computes any part of it."""
+        return any(choice.uses_pim for choice in self.choices)
+
     def choice(self, region: str) -> Choice:
         """The choice for `region`; raises `UnknownNameError` if there is none."""
         for choice in self.choices:

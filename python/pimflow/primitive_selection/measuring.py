@@ -34,6 +34,7 @@ MEASURED = (
     "relay_passes.schedules.drop_checks",
     "relay_passes.schedules.schedule_cpu",
     "relay_passes.schedules.schedule_primitives",
+    "relay_passes.schedules.widen_half",
     "relay_passes.schedules.wrap_narrow",
     "relay_passes.structure_cache",
 )

@@ -247,8 +247,7 @@ def _points(
     costs: Costs, attention: Attention, lengths: Sequence[int]
 ) -> tuple[dict[str, str], dict[int, float]]:
     """The schedule of each product that is the fastest over all places, and its times by tokens."""
-    full = costs.attention_costs([(attention, 0)])[0]
-    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
+    fastest = {product: ranked[0].schedule for product, ranked in costs.attention_costs(attention).items()}
     points = {}
     for tokens in sorted(set(lengths)):
         work = [

@@ -279,7 +279,7 @@ def _uncompiled_memory(
     `target` and `system` give the storage type. From `pools` only policy and time limit are used, so that
     alignment is the same for all tensors and weights are left out.
     """
-    planning = PoolPlanning(policy=pools.policy, seconds=pools.seconds)
+    planning = replace(pools, in_place=True, alignment_bytes=None)
     element_bytes = ELEMENT_BYTES[system.dtype if "gpu" in list(target.keys) else "fp32"]
     networks = {"internal_peak_bytes_original": original, "internal_peak_bytes_decomposed": decomposed}
     layers = {

@@ -88,6 +88,8 @@ def launch_resources(
     resources = []
     for architecture in architectures:
         for name, kernel in compiled_kernels(cubin(source, architecture)).items():
+            if name not in launches:  # a function that kernels call, such as CUDA's division
+                continue
             launch, shared_bytes = launches[name]
             resources.append(
                 LaunchResources(
