@@ -24,11 +24,10 @@ from pimflow.relay_passes.canonical.attention_operands import (
     cache_operand,
     constant_scale,
     query_operand,
-    scalar,
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.canonical.softmax_sinks import softmax_with_sinks
-from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, number, operator, rebuild, shape, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -328,7 +327,7 @@ class _AttentionFinder:
             return None
         condition, *sides = value.args
         for place, side in enumerate(sides):
-            hidden = scalar(sides[1 - place])
+            hidden = number(sides[1 - place])
             if isinstance(side, relax.Var) and hidden is not None and hidden <= MASK_THRESHOLD:
                 if shape(side) != shape(value):
                     return None

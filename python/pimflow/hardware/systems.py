@@ -204,6 +204,11 @@ class System(OptionSet, group="system"):
         return self.gpu.memory_channels - self.pim_channels
 
     @property
+    def pim_bytes(self) -> int:
+        """Capacity of all channels that have PIM."""
+        return self.pim.bytes_per_channel * self.pim_channels
+
+    @property
     def is_time_shared(self) -> bool:
         """Whether the GPU's kernels may use the channels that have PIM."""
         return self.channel_sharing == SHARINGS[0]

@@ -361,7 +361,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     )
     block_bytes, output_bytes = _resident_bytes(decode.search_result), _resident_bytes(head)
     held_bytes = job.group.held_bytes(decoder.layers, block_bytes, output_bytes)
-    if not job.assume_room and held_bytes > _room_bytes(search_request.system):
+    if not job.assume_room and held_bytes > search_request.system.pim_bytes:
         whole = job.group.count if job.group.parallel == TENSOR else 1
         raise _no_room(job, model, held_bytes, whole * block_bytes, whole * output_bytes)
     job.progress("compiling a block for the prompt")
@@ -403,7 +403,7 @@ def _no_room(
 
     A block and the output layer take so many bytes on one device.
     """
-    room_bytes = _room_bytes(job.search_request.system)
+    room_bytes = job.search_request.system.pim_bytes
     count = min_devices(model, block_bytes, output_bytes, room_bytes)
     levers = ["--assume-room, which times banks with as many rows as that takes"]
     if count is not None:
@@ -415,10 +415,6 @@ def _no_room(
         "B",
         levers,
     )
-
-
-def _room_bytes(system: System) -> int:
-    return system.pim.bytes_per_channel * system.pim_channels
 
 
 def _model_costs(
@@ -527,7 +523,7 @@ def _report(
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
-        room_bytes=_room_bytes(system),
+        room_bytes=system.pim_bytes,
         devices=f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None,
         verified=True,  # else an error was raised
         **figures,
