@@ -11,33 +11,27 @@ from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 
 @as_module
 def IntegerReductionBefore(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-    with R.dataflow():
-        m = R.mean(x, axis=[1])
-        a = R.argmax(p, axis=1)
-        y = (m, a)
-        R.output(y)
+    m = R.mean(x, axis=[1])
+    a = R.argmax(p, axis=1)
+    y = (m, a)
     return y
 
 
 @as_module
 def IntegerReductionExpected(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-    with R.dataflow():
-        m_sum = R.sum(x, axis=[1])
-        m = R.divide(m_sum, R.const(5, "int32"))
-        a_wide = R.astype(p, "int64")
-        a = R.argmax(a_wide, axis=1)
-        y = (m, a)
-        R.output(y)
+    m_sum = R.sum(x, axis=[1])
+    m = R.divide(m_sum, R.const(5, "int32"))
+    a_wide = R.astype(p, "int64")
+    a = R.argmax(a_wide, axis=1)
+    y = (m, a)
     return y
 
 
 @as_module
 def Floats(x: R.Tensor((2, 5), "float32")):
-    with R.dataflow():
-        m = R.mean(x, axis=[1])
-        a = R.argmax(x, axis=1)
-        y = (m, a)
-        R.output(y)
+    m = R.mean(x, axis=[1])
+    a = R.argmax(x, axis=1)
+    y = (m, a)
     return y
 
 
