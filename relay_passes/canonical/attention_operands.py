@@ -26,10 +26,6 @@ class AttentionOperand:
 
     Attributes
     ----------
-    var : Var
-        The variable of the tensor.
-    dims : tuple of int
-        Shape to which it is reshaped.
     transposed : bool
         Whether its last two axes are exchanged after that.
     scale : float

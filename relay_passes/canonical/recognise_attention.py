@@ -78,8 +78,6 @@ class _AttentionMatch:
 
     Attributes
     ----------
-    masks : tuple of MaskTerm
-        Terms that are added to the scores.
     sinks : Expr, optional
         The scores that no key stands for, one for each head.
     guarded : bool
@@ -123,8 +121,6 @@ class _ScoreChain:
 
     Attributes
     ----------
-    product : Call, optional
-        The first product.
     masks : list of tuple
         Masks that are added: each (mask,), or the operands (condition, mask, mask) of a ``where``.
     scales : Var, optional

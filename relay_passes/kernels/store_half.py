@@ -138,7 +138,7 @@ def _tables(function: relax.Function) -> set[relax.Var]:
 
 
 def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
-    """Parameters that are filters of a depthwise convolution and have no other reader."""
+    """Parameters that are fp32 filters of a depthwise convolution and have no other reader."""
     bindings = _bindings(function)
     return {
         b.value.args[1]
@@ -146,6 +146,7 @@ def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
         if operator(b.value) == "nn.conv2d"
         and b.value.attrs.kernel_layout == "OHWI"
         and b.value.attrs.groups > 1
+        and _dtype(b.value.args[1]) == FULL
         and b.value.args[1].ty.shape[3] == 1
         and sum(b.value.args[1] in relax.analysis.free_vars(reader.value) for reader in bindings) == 1
     } & set(function.params)

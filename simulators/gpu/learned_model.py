@@ -150,13 +150,7 @@ def residual_class(geometry: ConvGeometry) -> str:
 
 @functools.cache
 def load_residual(path: Path) -> ResidualModel:
-    """Read a learned model's file.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be read, or is not a learned model.
-    """
+    """Read a learned model's file; raises `SpecError` if it cannot be read, or is not a learned model."""
     import xgboost
 
     try:

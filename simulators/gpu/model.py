@@ -31,12 +31,8 @@ class KernelCost:
 
     Attributes
     ----------
-    launch_ns : float
-        The grid launch, `GpuSpec.launch_ns`.
     execution_ns : float
         Time without the launch.
-    compute_ns, l2_ns, dram_ns : float
-        The demands that execution combines.
     dram_bytes : float
         DRAM traffic in both directions.
     l2_bytes : float

@@ -49,13 +49,6 @@ def violations(
     return messages + [f"… and {total - limit} more"] * (total > limit)
 
 
-def count_violations(
-    issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
-) -> int:
-    """Number of violations in the stream; one command can violate several rules."""
-    return sum(violations_by_rule(issued, spec, program, channel).values())
-
-
 def violations_by_rule(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
 ) -> dict[str, int]:

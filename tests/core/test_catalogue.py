@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from calibration.gpu_fit import EMITTED_CONSTANTS
 from command_line import run
+from update_devices import page_with_devices
 
 from pimflow.commands.main import main
 from pimflow.core.region import ConvGeometry
@@ -189,7 +190,7 @@ def test_showing_devices_does_not_load_tvm():
 
 def test_the_page_is_what_the_files_say():
     """If not: scripts/update_devices.py."""
-    assert description.update_page(PAGE) == PAGE
+    assert page_with_devices(PAGE) == PAGE
     for name in spec_names("pim"):
         assert description.description_markdown(description.describe(PimSpec.load(name))) in PAGE
 
@@ -200,7 +201,7 @@ def test_a_changed_value_changes_the_page():
     assert description.description_markdown(description.describe(changed)) not in PAGE
     stale = PAGE.replace("| timing.nRP | 32 cycles |", "| timing.nRP | 31 cycles |")
     assert stale != PAGE
-    assert description.update_page(stale) == PAGE
+    assert page_with_devices(stale) == PAGE
 
 
 @pytest.fixture

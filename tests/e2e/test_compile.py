@@ -28,13 +28,7 @@ from pimflow.compiler.artifact import UNSEALED
 from pimflow.compiler.measurement.kernel_times import kernel_times
 from pimflow.core.candidate import Provenance
 from pimflow.core.plan import Choice, Plan
-from pimflow.errors import (
-    ArtifactError,
-    InfeasibleError,
-    PlanError,
-    UsageError,
-    VerificationError,
-)
+from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UsageError, VerificationError
 from pimflow.hardware import system
 from pimflow.hardware.systems import PADDINGS
 from pimflow.pim_backend.runtime import targets

@@ -19,9 +19,7 @@ from pimflow.errors import UnsupportedOpError, VerificationError
 from pimflow.frontend import onnx_graph
 from pimflow.frontend.onnx_roles import ROLES_KEY
 from pimflow.hardware import system
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES
 
 
 class OnnxModelBuilder:

@@ -17,13 +17,7 @@ from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import frontend, zoo
-from pimflow.errors import (
-    ArtifactError,
-    PlanError,
-    UnknownNameError,
-    UsageError,
-    VerificationError,
-)
+from pimflow.errors import ArtifactError, PlanError, UnknownNameError, UsageError, VerificationError
 
 
 @pytest.fixture(scope="module")

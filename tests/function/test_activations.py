@@ -5,6 +5,7 @@ from dataclasses import replace
 import aim_reader
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import (
@@ -29,7 +30,6 @@ from pimflow.hardware import PimSpec
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import check_device, time_program
 
 AIM = PimSpec.load("aim-gddr6")

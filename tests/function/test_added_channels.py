@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, require_legal_and_exact, with_latches
@@ -20,7 +21,6 @@ from pimflow.pim_backend.programs.layout import with_identity
 from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import time_program
 
 AIM = PimSpec.load("aim-gddr6")

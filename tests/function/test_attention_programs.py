@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import expanded, flat
@@ -21,7 +22,6 @@ from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, Va
 from pimflow.pim_backend.programs.loop_rolling import roll_loops
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.store_coverage import store_coverage
 from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import check_device, issue_program, time_program
@@ -91,7 +91,7 @@ def check_program(program: PimProgram, pim: PimSpec) -> PimProgram:
 
 def fill_cache(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
     """An image that holds `values` [tokens, matrices, elements], appended in several runs."""
-    image = layout.empty_image()
+    image = empty_image(layout)
     append = append_keys if isinstance(layout, KeyLayout) else append_values
     for begin, end in itertools.pairwise(cuts):
         program = check_program(append(layout, begin, end - begin), layout.pim)

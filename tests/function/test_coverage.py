@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, SHORT, PimLayer, expanded, first, flat, layers, small_buffer_program
@@ -18,7 +19,6 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim import coverage as coverage_module
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # Rows of several buffers, reductions of several rows, and tiles that are not full.

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PimLayer, require_legal, sums
@@ -10,7 +11,6 @@ from length import examples, long_but
 from reference import Window
 
 from pimflow.hardware import PimSpec, spec_names
-from pimflow.simulators.pim.functional import PimDevice
 
 NAMES = spec_names("pim")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layers import NEWTON, SHORT, UNEVEN, PimLayer, expanded, flat, layers, small_buffer_program, sums
@@ -16,7 +17,6 @@ from pimflow.core.commands import GAct
 from pimflow.core.program import MemoryImage
 from pimflow.errors import TraceError, UsageError
 from pimflow.simulators.pim.checker import violations
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import issue_program
 
 POINTWISE = PimLayer(x_shape=(1, 5, 6, 120), oc=40, channels=3)

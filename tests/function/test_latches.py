@@ -6,6 +6,7 @@ import aim_reader
 import numpy as np
 import pytest
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import (
@@ -31,7 +32,6 @@ from pimflow.pim_backend.runtime import codegen
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.streams import timing_streams
 from pimflow.simulators.pim.timing import check_device, time_program
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PimLayer, layers
@@ -17,7 +18,6 @@ from reference import STORAGE, Window
 from pimflow.core.commands import MAX_DEPTH, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, residues
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
-from pimflow.simulators.pim.functional import PimDevice
 
 LAYER = PimLayer(x_shape=(1, 4, 4, 20), oc=20, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=2)
 LOWERED = LAYER.lower(LAYER.schedules[0])

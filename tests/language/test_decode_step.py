@@ -16,11 +16,7 @@ from small_system import small
 from pimflow import zoo
 from pimflow.commands.generate import generation
 from pimflow.commands.generate.decode_step import DecodeStep
-from pimflow.commands.generate.decoding import (
-    CompiledStep,
-    StepRunner,
-    verification_inputs,
-)
+from pimflow.commands.generate.decoding import CompiledStep, StepRunner, verification_inputs
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.generation import DecodeCostModel, StepCosts, length_weights
 from pimflow.commands.generate.language import open_language_model

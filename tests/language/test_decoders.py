@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from calibration.latency_bound import row_limited_ns
 from decoders import greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from onnx import numpy_helper
 from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
+from pimflow.simulators.pim.bound import min_read_ns
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
 from pimflow.zoo.language.decoder_parts import Experts, LatentAttention

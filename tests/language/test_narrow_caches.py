@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice, empty_image
 from decoders import SMALL, greedy
 from length import long_but
 from onnx import numpy_helper
@@ -25,7 +26,6 @@ from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.legality import program_violations_by_rule
 from pimflow.simulators.pim.store_coverage import store_coverage
 from pimflow.zoo import weights
@@ -82,7 +82,7 @@ def test_products_with_integers_are_exact(name, cache_type):
         a, is_keys = layout.attention, isinstance(layout, KeyLayout)
         size = a.head_size if is_keys else a.value_size
         cache = draw.integers(-largest, largest + 1, (a.keys, layout.matrices, size)).astype(np.float32)
-        image = layout.empty_image()
+        image = empty_image(layout)
         append = (append_keys if is_keys else append_values)(layout, 0, a.keys)
         product = programs.scores(layout, a.keys) if is_keys else programs.mix(layout, a.keys)
         for program in (append, *product.programs):

@@ -9,12 +9,7 @@ import pytest
 import reproduce_temco as script
 from onnx import helper, numpy_helper
 from onnx_models import onnx_model
-from papers.temco_variants import (
-    VARIANTS,
-    decomposition_variants,
-    memory_over_time,
-    two_layers,
-)
+from papers.temco_variants import VARIANTS, decomposition_variants, memory_over_time, two_layers
 from skip_networks import hourglass
 
 from pimflow.core.output_error import OUTPUT_BOUND

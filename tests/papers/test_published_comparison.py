@@ -115,7 +115,7 @@ def test_what_is_no_accounting_is_refused(accounting):
 
 
 def test_the_ablation_begins_and_ends_with_the_comparison(searches, rows):
-    term_rows = terms(searches, "toy")
+    term_rows = terms(searches, ["toy"])
     assert [row["term"] for row in term_rows] == ["paper", *TERMS]
     for which, (accounting, timing) in ((0, CONVENTIONS[0]), (-1, CONVENTIONS[-1])):
         (row,) = select(rows, accounting=accounting, timing=timing, configuration=PIMFLOW.name)
@@ -171,7 +171,7 @@ def test_the_page_has_a_place_for_every_table(searches, rows):
         "shares": shares(searches, ["toy"]),
     }
     figures["command bounds"] = command_bounds(searches, ["toy"])
-    figures |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
+    figures |= {"terms": terms(searches, ["toy"]), "gains": gains(searches, "toy")}
     figures |= {
         "GPU side": gpu_side(searches, "toy", 2e5, 20),
         "sizes": select(rows, configuration="PIMFlow"),

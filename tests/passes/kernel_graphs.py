@@ -7,11 +7,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import relax as R
 
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    main_bindings,
-    shape,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, shape
 
 RNG = np.random.default_rng(0)
 

@@ -5,11 +5,7 @@ import tvm
 from hypothesis import strategies as st
 from tvm import relax
 
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-    LAYER_ROLES,
-    rebuild,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES, LAYER_ROLES, rebuild
 
 ACTIVATIONS = {"relu": relax.op.nn.relu, "sigmoid": relax.op.sigmoid}
 

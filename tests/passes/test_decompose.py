@@ -20,14 +20,7 @@ from pimflow.decomposition.ranks import RankRule
 from pimflow.relay_passes.canonical.push_bias import PushBias
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.decompose import Decompose, decomposable_layers
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-    LAYER_ROLES,
-    main_bindings,
-    operator,
-    rebuild,
-    shape,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES, LAYER_ROLES, main_bindings, operator, rebuild, shape
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 

@@ -13,9 +13,7 @@ from tvm.script import relax as R
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES
 from pimflow.relay_passes.regions.extract_regions import extract_regions, filters
 
 

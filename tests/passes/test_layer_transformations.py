@@ -17,12 +17,7 @@ from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs
 from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, skips
 from pimflow.relay_passes.decomposition.split_concat import SplitConcat
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    main_bindings,
-    operator,
-    shape,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, operator, shape
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 

@@ -13,12 +13,8 @@ from skip_graphs import SkipGraph, networks
 from tvm import relax
 from tvm.script import relax as R
 
-from pimflow.relay_passes.decomposition.optimize_skips import copy_skips, copy_sources, skips
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    main_bindings,
-    rebuild,
-)
+from pimflow.relay_passes.decomposition.optimize_skips import COPY_SOURCES, copy_skips, skips
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, rebuild
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -90,7 +86,7 @@ def test_any_network_computes_the_same_bits(before):
     assert np.array_equal(evaluate_by_numpy(before, x), evaluate_by_numpy(after, x))
     assert skips(after) == ()
     extract_regions(after)  # names are unique
-    copies = copy_sources(after)
+    copies = COPY_SOURCES.read(after)
     assert {
         LAYER_ROLES.read(after).get(copy, "") for copy in copies if LAYER_ROLES.read(before).get(copies[copy])
     } <= {"lconv"}

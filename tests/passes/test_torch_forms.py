@@ -83,6 +83,7 @@ CASES = {
     "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
 }
 F = torch.nn.functional
+EDGES = torch.tensor([0.0, -0.0, -2.0, -torch.inf, torch.inf, 1.0])
 
 
 def overwritten(x):
@@ -136,6 +137,16 @@ FUNCTIONS = {
     "new sums": lambda x: x.scatter_reduce(2, (x * 2).long().abs(), x, "sum", include_self=False),
     "sums of rows": lambda x: x.index_add(1, torch.tensor([0, 3, 3]), x[:, :3]),
     "places apart": overwritten,
+    "gamma": lambda x: torch.lgamma(6 * x) + torch.digamma(x) + torch.lgamma(x.abs() * 1e3) / 1e3,
+    "ends of gamma": lambda x: torch.cat([f(EDGES) for f in (torch.lgamma, torch.digamma)]),
+    "logarithms of sums": lambda x: torch.logcumsumexp(60 * x, 2),
+    "of infinities": lambda x: torch.logcumsumexp(EDGES[2:], 0),
+    "wide volumes": lambda x: F.conv_transpose3d(
+        x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1
+    ),
+    "volumes of groups": lambda x: F.conv_transpose3d(
+        x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2
+    ),
     "rows": lambda x: x[0].index_put((torch.tensor([-1, 2]),), x[0, :2]),
 }
 

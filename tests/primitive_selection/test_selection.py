@@ -18,13 +18,7 @@ from pimflow.core.candidate import Footprint
 from pimflow.errors import InfeasibleError
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.program import solve
-from pimflow.primitive_selection.search import (
-    fastest,
-    front,
-    greedy,
-    minimise,
-    uniform_selection,
-)
+from pimflow.primitive_selection.search import fastest, front, greedy, minimise, uniform_selection
 
 FEW = settings(max_examples=examples(24), deadline=None)
 PICK = {"time": 0, "memory": 1, "workspace": 2}

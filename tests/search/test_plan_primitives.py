@@ -161,7 +161,7 @@ def test_a_memory_budget_binds_the_plan(graph, share):
     fastest = min(range(len(covers)), key=lambda index: covers[index][1])
     budget = min(sizes) + share * (sizes[fastest] - min(sizes))
     result = PlanSearch(graph, table, quick, replace(WITH, max_memory_bytes=budget)).best()
-    assert chain_memory_bytes(graph, result.solution.candidates) <= budget * (1 + 1e-6)
+    assert chain_memory_bytes(graph, result.candidates) <= budget * (1 + 1e-6)
     best_ns = min(ns for (_, ns), size in zip(covers, sizes) if size <= budget)
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
 

@@ -15,11 +15,7 @@ from length import examples
 from pimflow import frontend, fusion
 from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
-from pimflow.core.region import (
-    ELEMENT_BYTES,
-    Kernel,
-    RegionGraph,
-)
+from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
 from pimflow.fusion.default_tilings import TileMemory, default_tilings

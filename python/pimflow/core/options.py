@@ -45,8 +45,6 @@ class Option:
     check : callable, optional
         Check of a value from anywhere; by default that it has the type of the field, if that is a simple
         one, or that it is one of `choices`.
-    is_flag : bool
-        Whether the option is on or off.
     is_mapping : bool
         Whether the option is a mapping: the command line repeats it for each item, which `parse` gives.
     is_convention : bool

@@ -21,8 +21,6 @@ class ConstantValues:
     ----------
     model : ModelProto
         With inferred shapes where known.
-    weights : mapping of str to TensorProto
-        Constants by name.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:

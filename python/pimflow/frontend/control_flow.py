@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -282,12 +281,8 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for field in (node.input, node.output):
         for index, name in enumerate(field):
             field[index] = names.get(name, name)
-    for body in _bodies(node):
+    for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
         for inner in body.node:
             _rename(inner, names)
         for value in body.output:
             value.name = names.get(value.name, value.name)
-
-
-def _bodies(node: Any) -> Iterator[onnx.GraphProto]:
-    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))

@@ -21,7 +21,7 @@ from tvm import relax
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
 from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
-from pimflow.frontend.reference import Reference
+from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.torch_caches import (
     cache_pairs,
     converters,
@@ -30,9 +30,12 @@ from pimflow.frontend.torch_caches import (
     without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_complex import split_complex
+from pimflow.frontend.torch_control_flow import inline_control_flow
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
+from pimflow.frontend.torch_precision import cast_results, result_types, single_precision, without_narrow
 from pimflow.relay_passes.flat import main_bindings
 
 if TYPE_CHECKING:
@@ -125,19 +128,24 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     """
     if isinstance(model, TorchProgram):
         return model
-    program = open_program(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(program)
+    source = open_program(model)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            functional = program.run_decompositions(_decompositions())
+            program = without_narrow(source)
+            plain = inline_control_flow(single_precision(program))
+            functional = plain.run_decompositions(_decompositions(plain))
             _drop_assertions(functional)
+            if (real := split_complex(functional)) is not functional:
+                functional = real.run_decompositions(_decompositions(real))
             imported = without_constant_inputs(with_buffers_as_inputs(functional))
+            imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
             mod = _import(imported)
-        except NotImplementedError as error:
-            raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
+        except (NotImplementedError, UnsupportedOpError) as error:
+            raise UnsupportedOpError(f"'{name}': {_reason(error)}") from error
         except Exception as error:  # any error of the importer's operators
-            reason = last_line(error)
+            reason = _reason(error)
             if _OPEN_SIZE in reason:
                 reason = "an operator compares open sizes; export it with fixed ones"
             kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
@@ -156,8 +164,23 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         results=results,
         caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
-        reference=Reference(lambda: program_runner(program, inputs, buffers)),
+        reference=Reference(lambda: _typed_run(program_runner(program, inputs, buffers), mod)),
     )
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line; without what PyTorch adds about the operator that it traced."""
+    text = str(error).partition("\nWhile executing")[0].strip()
+    return last_line(Exception(text or type(error).__name__))
+
+
+def _typed_run(run: Run, mod: tvm.IRModule) -> Run:
+    """`run` with results of the types of those of `mod`."""
+    returned = relax_module.main(mod).ret_ty
+    types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+    return lambda values: [
+        y.astype(str(tensor.dtype), copy=False) for y, tensor in zip(run(values), types, strict=True)
+    ]
 
 
 def open_program(
@@ -226,12 +249,14 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
 
-def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+def _decompositions(
+    program: torch.export.ExportedProgram,
+) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """PyTorch's decompositions and ours, but for the operators that have converters here."""
     import torch
 
     table = torch.export.default_decompositions()
-    for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
+    for name in (*KEPT_OPERATORS, *torch_recurrent.unrolled_operators(program)):
         table.pop(_operator(name), None)
     for name, decomposition in DECOMPOSITIONS.items():
         table[_operator(name)] = decomposition

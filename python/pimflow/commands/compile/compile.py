@@ -61,12 +61,6 @@ class Compiled:
         Of the requested target if its device is present, else of the stand-in.
     report : Report
         The contents of ``report.json``, which `Report.to_json` gives.
-    convention_search : ConventionSearch
-        See `with_conventions`.
-    module_call : ModuleCall
-        See `__call__`.
-    directory : WrittenDirectory, optional
-        Where it was written.
     """
 
     search_result: SearchResult

@@ -60,18 +60,10 @@ class GenerationJob:
 
     Attributes
     ----------
-    prompts : list of list of int
-        Tokens of each prompt.
-    continuation : Continuation
-        How each is continued.
     context : int
         Tokens that the caches have room for.
-    batch : int
-        Number of sequences.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
-    group : DeviceGroup
-        The devices that share a shape.
     """
 
     language: LanguageModel

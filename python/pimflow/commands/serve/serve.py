@@ -66,8 +66,6 @@ def serve_sim(
         Costs of steps, as `StepTable.save` of `Serving.steps` writes them: nothing is searched.
     random_points : int
         Random steps of either kind that are searched to judge the table of steps.
-    ttft_limit_ms, tpot_limit_ms : float
-        Limits of goodput.
     assume_room : bool
         Whether a model that does not fit the PIM channels is timed as if it did.
     system, **keywords

@@ -84,8 +84,6 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
     ----------
     declared : type
         Dataclasses whose fields are the keywords of its ``**`` parameter.
-    without : collection of str
-        Fields that are none.
 
     Raises
     ------

@@ -190,7 +190,7 @@ class NetworkOptions(ShapeOptions, ValueOptions):
         form.
     fuse_activations : bool
         Whether the operators between two chains of a decomposed network may be one GPU kernel
-        (`relay_passes.kernels.fuse_groups.activation_chains`).
+        (`relay_passes.kernels.activation_chains.activation_chains`).
     fuse : bool
         Whether neighbouring layers may be one GPU kernel over shared memory (`fusion.tilings`).
     reorder : bool

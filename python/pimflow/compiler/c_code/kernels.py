@@ -16,12 +16,13 @@ from pimflow.relay_passes.c_kernels.plain_c import (
     PARALLEL,
     MarkParallel,
     PlainLoops,
+    PlainMagnitudes,
     PlainRegisters,
-    WideFunctions,
 )
 from pimflow.relay_passes.c_kernels.vector_calls import VectorCalls, has_vectors
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, with_workspaces
 from pimflow.relay_passes.schedules.loops import nodes
+from pimflow.relay_passes.schedules.widen_half import WidenHalf
 from pimflow.relay_passes.schedules.wrap_narrow import WrapNarrow
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
@@ -118,7 +119,8 @@ def _lower(kernels: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
     host = [
         WrapNarrow(),
         PlainRegisters(),
-        WideFunctions(),
+        WidenHalf(),
+        PlainMagnitudes(),
         tirx.transform.LowerTVMBuiltin(),
         tirx.transform.LowerIntrin(),
     ]

@@ -36,8 +36,6 @@ class CSource:
         Constants; filters in the order that primitives read.
     pool_bytes : int
         Size of the memory that a caller gives ``pimflow_run`` for all intermediate tensors.
-    inputs, outputs : tuple of ((int, ...), str)
-        Shapes and dtypes.
     """
 
     code: str
@@ -71,11 +69,6 @@ class CSource:
 
 def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     """Write C for a canonical module without parts on PIM; its convolutions may be primitives.
-
-    Parameters
-    ----------
-    name : str
-        Name of the network, for comments.
 
     Raises
     ------

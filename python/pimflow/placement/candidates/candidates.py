@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
+from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task, in_sequence
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
@@ -194,7 +194,7 @@ class CandidateGenerator:
         return list(self._candidates.get(region.name) or self._generate(region))
 
     def _generate(self, region: Region) -> list[Candidate]:
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        channels = self.task_builder.kernel_channels
         candidates = self.gpu_candidates(region, channels) if Mode.GPU in self.modes else []
         if self.unsupported_reason(region):
             return candidates
@@ -237,10 +237,6 @@ class CandidateGenerator:
         integers = geometry is not None and self.costs.pim_target.program_dtype(geometry) == "int8"
         return unsupported_reason(region, self.system.scheduling, multiplies_integers=integers)
 
-    def unsupported_epilogue_reason(self, region: Region) -> str:
-        """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-        return pim_epilogue.unsupported_epilogue_reason(region, self.system)
-
     def unsupported_split_reason(self, region: Region, split: Split) -> str:
         """Why `region` cannot have this split; empty if it can."""
         if not self.system.gpu_channels:
@@ -267,9 +263,7 @@ class CandidateGenerator:
             If there is no such primitive.
         """
         if isinstance(rewrite, GpuRewrite):
-            default_channels = self.system.gpu_channels or self.system.gpu.memory_channels
-            channels = default_channels if gpu_channels is None else gpu_channels
-            return self._gpu_candidate(region, channels, rewrite)
+            return self._gpu_candidate(region, gpu_channels or self.task_builder.kernel_channels, rewrite)
         reason = self.unsupported_reason(region)
         if not reason and isinstance(rewrite, SplitRewrite):
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
@@ -306,24 +300,16 @@ class CandidateGenerator:
             kernels = region_launches(primitive, region)
         else:
             kernels = gpu_kernels(region, system.dtype)
-        count = len(kernels)
-        kernel_names = (
-            [primitive.name] * count if primitive else [part.operator for part in region.kernel.parts]
-        )
-        tasks = [
-            self.task_builder.gpu_task(
-                region.name + (f" ({kernel_names[number]}, {number + 1} of {count})" if kernel_names else ""),
-                kernel,
-                channels,
-            )
-            for number, kernel in enumerate(kernels)
-        ]
+        parts = [primitive.name] * len(kernels) if primitive else [p.operator for p in region.kernel.parts]
+        labels = [
+            f"{region.name} ({part}, {number} of {len(kernels)})" for number, part in enumerate(parts, 1)
+        ] or [region.name] * len(kernels)
         return Candidate(
             name=f"GPU {rewrite.primitive}".rstrip(),
             covers=(region.name,),
             rewrite=rewrite,
-            tasks=tuple(
-                task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
+            tasks=in_sequence(
+                self.task_builder.gpu_task(label, kernel, channels) for label, kernel in zip(labels, kernels)
             ),
             fuses_epilogue=not region.is_view,
             footprint=Footprint(

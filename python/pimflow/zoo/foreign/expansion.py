@@ -122,12 +122,8 @@ def expand(
     ----------
     model : ModelProto
         With or without its weights.
-    weights : mapping of str to TensorProto
-        All weights by name.
     expansions : mapping of (str, str) to callable
         By domain and operator.
-    is_chosen : callable
-        Whether a node is replaced.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Reductions of integers by operators for which TVM's kernels are correct."""
+"""Operators of integers by others for which TVM's kernels are correct."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ INDEX_REDUCTIONS = ("argmax", "argmin")
 _WIDEST = ("int64", "uint64")  # nothing is wider
 
 
-@tvm.transform.module_pass(opt_level=0, name="IntegerReductions")
-class IntegerReductions:
-    """Replace means of integers, and ``argmax`` and ``argmin`` of small integer types.
+@tvm.transform.module_pass(opt_level=0, name="PlainIntegers")
+class PlainIntegers:
+    """Replace means of integers, ``argmax`` and ``argmin`` of small types, and signs of unsigned ones.
 
     TVM's kernel of a mean divides by a number of another type. That of ``argmax`` starts from the minimum of
     the type, without an index, and returns no index where all values equal that minimum, as zeros of uint8.
+    That of a sign has a -1, which is no unsigned number: nothing of such a network could be folded.
 
-    Rewrite: ``mean(x, axes) -> divide(sum(x, axes), n)``, ``argmax(x) -> argmax(astype(x, int64))``.
+    Rewrite: ``mean(x, axes) -> divide(sum(x, axes), n)``, ``argmax(x) -> argmax(astype(x, int64))``,
+    ``sign(x) -> minimum(x, 1)``.
     Preserves: values as ONNX defines them, with quotients rounded towards zero; names.
     """
 
@@ -29,10 +31,12 @@ class IntegerReductions:
 
         def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
             """The new value of `var`; None if `value` stays."""
-            if not _reduces_integers(value):
+            if not _is_replaced(value):
                 return None
             x, attrs = value.args[0], value.attrs
             dtype = str(x.ty.dtype)
+            if operator(value) == "sign":
+                return relax.op.minimum(x, relax.const(1, dtype))
             if operator(value) == "mean":
                 total = builder.emit(relax.op.sum(x, attrs.axis, attrs.keepdims), name_hint=f"{var.name}_sum")
                 count = math.prod(shape(x)) // max(1, math.prod(shape(total)))
@@ -42,11 +46,12 @@ class IntegerReductions:
             wide = builder.emit(relax.op.astype(x, "int64"), name_hint=f"{var.name}_wide")
             return relax.Call(value.op, [wide], attrs, value.ty_args)
 
-        has_reductions = any(_reduces_integers(binding.value) for binding in main_bindings(mod))
-        return rebuild(mod, rewrite) if has_reductions else mod
+        is_changed = any(_is_replaced(binding.value) for binding in main_bindings(mod))
+        return rebuild(mod, rewrite) if is_changed else mod
 
 
-def _reduces_integers(value: relax.Expr) -> bool:
-    if operator(value) not in ("mean", *INDEX_REDUCTIONS):
+def _is_replaced(value: relax.Expr) -> bool:
+    kind = operator(value)
+    if kind not in ("mean", "sign", *INDEX_REDUCTIONS):
         return False
-    return str(value.args[0].ty.dtype).startswith(("int", "uint", "bool"))
+    return str(value.args[0].ty.dtype).startswith(("uint",) if kind == "sign" else ("int", "uint", "bool"))
