@@ -38,13 +38,13 @@ def residuals():
     """Products of five vectors, to which others are added: alone, beside a bias, behind a gate."""
     graph = Graph((5, 48))
 
-    def added(x: str, y: str) -> str:
+    def add_layer(x: str, y: str) -> str:
         return graph.add("Add", [x, y], (5, 48))
 
-    first = added(graph.product(graph.product("x0", 48), 48), "x0")
-    second = added("x0", graph.product(first, 48, bias=True))
+    first = add_layer(graph.product(graph.product("x0", 48), 48), "x0")
+    second = add_layer("x0", graph.product(first, 48, bias=True))
     gated = graph.add("Mul", [second, graph.add("Tanh", [second], (5, 48))], (5, 48))
-    graph.product(added(first, graph.product(gated, 48)), 48)
+    graph.product(add_layer(first, graph.product(gated, 48)), 48)
     return graph.model()
 
 

@@ -255,7 +255,7 @@ def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
     return out
 
 
-def expanded(program: PimProgram, change: Callable[[list[Node]], list[Node]] = list) -> PimProgram:
+def expand_program(program: PimProgram, change: Callable[[list[Node]], list[Node]] = list) -> PimProgram:
     """`program` without loops, where each channel's commands are what `change` makes of them."""
     return replace(program, channels=tuple(tuple(change(flat(nodes))) for nodes in program.channels))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layers import (
     NEWTON,
     PimLayer,
-    expanded,
+    expand_program,
     first,
     layers,
     require_legal_and_exact,
@@ -167,7 +167,7 @@ def with_weights_open(nodes: list[Node]) -> list[Node]:
 def test_values_and_coverage_find_what_goes_wrong(activation, change):
     x, w = LAYER.operands()
     right = LAYER.lower(LAYER.schedules[0], activation=activation)
-    wrong = expanded(right, change)
+    wrong = expand_program(right, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     assert "sums are wrongly activated" in str(product_coverage(wrong))
     results = [PimDevice(program, LAYER.image(program, w)).run(x) for program in (right, wrong)]
@@ -178,7 +178,7 @@ def test_values_and_coverage_find_what_goes_wrong(activation, change):
 
 def test_twice_is_as_once_by_value_but_not_what_the_program_says():
     right = LAYER.lower(LAYER.schedules[0], activation="relu")
-    twice = expanded(right, lambda nodes: [*nodes[: first(nodes, Af) + 1], *nodes[first(nodes, Af) :]])
+    twice = expand_program(right, lambda nodes: [*nodes[: first(nodes, Af) + 1], *nodes[first(nodes, Af) :]])
     assert not product_coverage(twice).exact
 
 
@@ -281,7 +281,7 @@ def test_an_aim_trace_counts_as_its_program(tmp_path):
 def test_what_has_no_table_of_its_own_is_refused():
     program = LAYER.lower(LAYER.schedules[0], activation="relu")
     x, w = LAYER.operands()
-    moved = expanded(
+    moved = expand_program(
         program, lambda nodes: [replace(n, row=Affine(5)) if isinstance(n, Af) else n for n in nodes]
     )
     with pytest.raises(TraceError, match=r"row 5\.\.5 of Af is not in"):

@@ -8,7 +8,7 @@ import pytest
 from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import expanded, flat
+from layers import expand_program, flat
 from length import examples
 
 from pimflow.core.attention import Attention
@@ -217,7 +217,7 @@ def test_products_with_another_heads_matrix_are_foreign():
     assert layout.slots == 4
     (program,) = programs.scores(layout, 80).programs
     stream = flat(program.channels[0])
-    assert product_coverage(expanded(program)).exact
+    assert product_coverage(expand_program(program)).exact
 
     def other_slot(comp):
         return replace(comp, column=Affine(1)) if comp.column.base == 0 else None

@@ -7,7 +7,7 @@ import pytest
 from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import expanded
+from layers import expand_program
 from length import examples
 from test_attention_programs import cases, layouts
 
@@ -58,7 +58,7 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
         streams = select_writes(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
         program = append(layout, position)
-        plain = expanded(program)
+        plain = expand_program(program)
         for actual, expected in zip(streams, plain.program_words(), strict=True):
             np.testing.assert_array_equal(np.from_dlpack(actual), expected)
 

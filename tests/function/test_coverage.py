@@ -8,7 +8,7 @@ import pytest
 from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, PimLayer, expanded, first, flat, layers, small_buffer_program
+from layers import NEWTON, SHORT, PimLayer, expand_program, first, flat, layers, small_buffer_program
 from length import examples
 from reference import Window, convolve
 
@@ -61,7 +61,7 @@ def test_buffers_that_are_written_piece_by_piece(columns):
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_loops_are_what_they_expand_to(layer, schedule):
     program = layer.lower(schedule)
-    assert product_coverage(expanded(program)) == product_coverage(program)
+    assert product_coverage(expand_program(program)) == product_coverage(program)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)

@@ -9,7 +9,7 @@ import pytest
 from calibration.pim_device import PimDevice
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, UNEVEN, PimLayer, expanded, flat, layers, small_buffer_program, sums
+from layers import NEWTON, SHORT, UNEVEN, PimLayer, expand_program, flat, layers, small_buffer_program, sums
 from length import examples
 from reference import STORAGE, Window, sum_in_hardware_order
 
@@ -95,7 +95,7 @@ def test_loops_mean_what_they_expand_to(layer):
     for schedule in layer.schedules[::3]:
         program = layer.lower(schedule)
         image = layer.image(program, w)
-        results = [bits(PimDevice(item, image).run(x)) for item in (program, expanded(program))]
+        results = [bits(PimDevice(item, image).run(x)) for item in (program, expand_program(program))]
         assert np.array_equal(*results)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from layers import (
     NEWTON,
     PimLayer,
-    expanded,
+    expand_program,
     first,
     layers,
     require_legal_and_exact,
@@ -125,7 +125,7 @@ LAYER = PimLayer(x_shape=(1, 2, 3, 40), oc=20, pim=with_latches(NEWTON), channel
 
 
 def change_streams(initial: str, change) -> PimProgram:
-    return expanded(LAYER.lower(LAYER.schedules[0], initial), change)
+    return expand_program(LAYER.lower(LAYER.schedules[0], initial), change)
 
 
 def drop(nodes: list[Node]) -> list[Node]:
@@ -217,7 +217,7 @@ def test_sums_that_are_resumed_wrongly_are_found(change):
     order = next(order for order in RESUMED.schedules if order.resumed)
     start = start_of(RESUMED, "bias")
     right = RESUMED.lower(order, "bias")
-    wrong = expanded(right, change)
+    wrong = expand_program(right, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     results = [
         PimDevice(program, RESUMED.image(program, w)).run(x, initial=start) for program in (right, wrong)

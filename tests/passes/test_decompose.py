@@ -75,13 +75,13 @@ def close(before: tvm.IRModule, after: tvm.IRModule, tolerance: float = 1e-4) ->
 
 def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     @as_module
-    def decomposed_before(x: R.Tensor((3, 2), "float32")):
+    def before_decompose(x: R.Tensor((3, 2), "float32")):
         fc = R.matmul(x, R.const([[1.0, 2.0], [3.0, 4.0]]))
         y = R.add(fc, R.const([1.0, 2.0]))
         return y
 
     @as_module
-    def decomposed_expected(x: R.Tensor((3, 2), "float32")):
+    def after_decompose(x: R.Tensor((3, 2), "float32")):
         R.func_attr(
             {
                 "pimflow.layer_names": {"fc_fconv": "fc.fconv", "fc_lconv": "fc.lconv"},
@@ -103,7 +103,7 @@ def test_a_product_becomes_two_and_the_bias_stays_behind_them():
     chain = LayerChain(
         layer="fc", method="svd", ranks=(1,), relative_error=0.0, geometry=g, links=(first, last)
     )
-    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(decomposed_before), decomposed_expected)
+    tvm.ir.assert_structural_equal(Decompose({"fc": chain})(before_decompose), after_decompose)
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ def joint_layers(activations=("relu", "relu"), *, bias=(True, True), join="conca
 
 def test_lconvs_that_are_concatenated_become_one():
     @as_module
-    def merged_lconv_before(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
+    def lconv_merge_before(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "b": "lconv"}})
         a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
         ra = R.nn.relu(a)
@@ -51,7 +51,7 @@ def test_lconvs_that_are_concatenated_become_one():
         return c
 
     @as_module
-    def merged_lconv_expected(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
+    def lconv_merge_expected(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr(
             {
                 "pimflow.layer_names": {"c_lconv": "c.lconv"},
@@ -63,7 +63,7 @@ def test_lconvs_that_are_concatenated_become_one():
         c = R.nn.relu(c_lconv)
         return c
 
-    tvm.ir.assert_structural_equal(MergeLconvs()(merged_lconv_before), merged_lconv_expected)
+    tvm.ir.assert_structural_equal(MergeLconvs()(lconv_merge_before), lconv_merge_expected)
 
 
 def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
@@ -175,7 +175,7 @@ def test_a_part_is_reduced_as_soon_as_it_is_there():
 
 def test_an_lconv_and_the_fconv_behind_it_become_one():
     @as_module
-    def merged_pair_before(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def pair_merge_before(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
         a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
         b = R.add(a, R.const([[[[5.0, 7.0]]]]))
@@ -184,15 +184,15 @@ def test_an_lconv_and_the_fconv_behind_it_become_one():
         return y
 
     @as_module
-    def merged_pair_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def pair_merge_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
         f = conv2d_nhwc(x, [[[[11.0]]]], strides=[2, 2])
         b = R.add(f, R.const([[[[43.0]]]]))
         y = R.nn.relu(b)
         return y
 
-    folded = FoldLconvs()(merged_pair_before)
-    tvm.ir.assert_structural_equal(folded, merged_pair_expected)
+    folded = FoldLconvs()(pair_merge_before)
+    tvm.ir.assert_structural_equal(folded, pair_merge_expected)
     tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
 
 

@@ -38,7 +38,7 @@ def hourglass(*, role: str = "lconv", branch: int = 8):
 
 def test_a_copy_is_made_right_before_the_distant_use():
     @as_module
-    def copied_skip_before(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def skip_copy_before(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {"lv": "a.lconv"}, "pimflow.roles": {"a.lconv": "lconv"}})
         lv = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
         v = R.nn.relu(lv)
@@ -49,7 +49,7 @@ def test_a_copy_is_made_right_before_the_distant_use():
         return y
 
     @as_module
-    def copied_skip_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def skip_copy_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr(
             {
                 "pimflow.layer_names": {
@@ -71,10 +71,10 @@ def test_a_copy_is_made_right_before_the_distant_use():
         y = R.add(v_copy, c)
         return y
 
-    after = optimize(copied_skip_before, ["v"], distance=2)
-    tvm.ir.assert_structural_equal(after, copied_skip_expected)
+    after = optimize(skip_copy_before, ["v"], distance=2)
+    tvm.ir.assert_structural_equal(after, skip_copy_expected)
     # three after the use before
-    tvm.ir.assert_structural_equal(optimize(copied_skip_before, ["v"], distance=3), copied_skip_before)
+    tvm.ir.assert_structural_equal(optimize(skip_copy_before, ["v"], distance=3), skip_copy_before)
 
 
 @settings(max_examples=examples(24), derandomize=True, deadline=None)
