@@ -39,7 +39,7 @@ def integer_models() -> Iterator[IntegerModel]:
     yield "blocks of weights", "MatMulNBits", product_of_bits
     for dtype in ("int8", "uint8", "int16", "int32", "int64"):
         yield "elementwise", f"elementwise of {dtype}", partial(elementwise, dtype)
-    for dtype in ("int8", "uint8", "int32", "int64"):
+    for dtype in ("int8", "uint8", "int16", "int32", "int64"):
         yield "reductions", f"reductions of {dtype}", partial(reductions, dtype)
         yield "selections", f"selections of {dtype}", partial(selections, dtype)
 

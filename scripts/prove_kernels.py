@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 from configurations import fill, git
-from kernel_cases import cases, network_kernels, planned_kernels
+from integer_cases import qlinear_residual
+from kernel_cases import cases, integer_kernels, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
 from kernel_resources import ResourceRow, resource_rows, resource_table
 from kernel_sweep import (
@@ -105,10 +106,14 @@ def show_resources(args: argparse.Namespace) -> bool:
 
 
 def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
-    """Print how many of `count` mutants are found, of networks and fused groups; returns whether all are."""
+    """Print how many of `count` mutants are found; returns whether all are.
+
+    They are of networks, of fused groups, and of integers.
+    """
     rng = np.random.default_rng(seed)
     plains = {network: network_kernels(network, "fp16") for network in networks}
     plains["toy, fused"] = planned_kernels("toy", "fp16", fuse=True, modes="gpu")
+    plains["integers"] = integer_kernels(qlinear_residual, "fp16")
     kernels = {name: plain.schedule() for name, plain in plains.items()}
     tried: dict[str, list[str]] = {fault: [] for fault in FAULTS}
     for number in range(count):

@@ -10,19 +10,22 @@ from tvm import relax
 from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
 
 INDEX_REDUCTIONS = ("argmax", "argmin")
+SORTS = ("topk", "sort", "argsort")
 _WIDEST = ("int64", "uint64")  # nothing is wider
+_NARROW = ("int8", "uint8", "int16", "uint16")
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainIntegers")
 class PlainIntegers:
-    """Replace means of integers, ``argmax`` and ``argmin`` of small types, and signs of unsigned ones.
+    """Replace means of integers, ``argmax``, ``argmin`` and sorts of small types, and signs of unsigned ones.
 
     TVM's kernel of a mean divides by a number of another type. That of ``argmax`` starts from the minimum of
     the type, without an index, and returns no index where all values equal that minimum, as zeros of uint8.
     That of a sign has a -1, which is no unsigned number: nothing of such a network could be folded.
+    Its sorts on a CPU have no types of 16 bits, and some none of 8.
 
     Rewrite: ``mean(x, axes) -> divide(sum(x, axes), n)``, ``argmax(x) -> argmax(astype(x, int64))``,
-    ``sign(x) -> minimum(x, 1)``.
+    ``sign(x) -> minimum(x, 1)``, ``sort(x) -> astype(sort(astype(x, int32)), int16)``.
     Preserves: values as ONNX defines them, with quotients rounded towards zero; names.
     """
 
@@ -43,8 +46,12 @@ class PlainIntegers:
                 return relax.op.divide(total, relax.const(count, dtype))
             if dtype in _WIDEST:
                 return None
-            wide = builder.emit(relax.op.astype(x, "int64"), name_hint=f"{var.name}_wide")
-            return relax.Call(value.op, [wide], attrs, value.ty_args)
+            wide_type = "int32" if operator(value) in SORTS else "int64"
+            wide = builder.emit(relax.op.astype(x, wide_type), name_hint=f"{var.name}_wide")
+            result = relax.Call(value.op, [wide], attrs, value.ty_args)
+            if operator(value) in INDEX_REDUCTIONS or str(var.ty.dtype) != dtype:
+                return result
+            return relax.op.astype(builder.emit(result, name_hint=f"{var.name}_sorted"), dtype)
 
         is_changed = any(_is_replaced(binding.value) for binding in main_bindings(mod))
         return rebuild(mod, rewrite) if is_changed else mod
@@ -52,6 +59,9 @@ class PlainIntegers:
 
 def _is_replaced(value: relax.Expr) -> bool:
     kind = operator(value)
-    if kind not in ("mean", "sign", *INDEX_REDUCTIONS):
+    if kind not in ("mean", "sign", *INDEX_REDUCTIONS, *SORTS):
         return False
-    return str(value.args[0].ty.dtype).startswith(("uint",) if kind == "sign" else ("int", "uint", "bool"))
+    dtype = str(value.args[0].ty.dtype)
+    if kind in SORTS:
+        return dtype in _NARROW
+    return dtype.startswith(("uint",) if kind == "sign" else ("int", "uint", "bool"))

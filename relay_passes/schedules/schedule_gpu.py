@@ -88,7 +88,8 @@ class ScheduleGpu:
         if attrs.get("tirx.is_scheduled") or attrs.get("tirx.is_host_func"):
             return func
         target = with_limits(attrs.get("target") or Target.current(allow_none=False), self.limits)
-        for rule in self.rules:
+        shares = (Reduce, dl.gpu.GeneralReduction) if _reduces_words(func) else ()
+        for rule in (rule for rule in self.rules if not isinstance(rule, shares)):
             try:
                 sch = rule.apply(func, target, False)
                 if sch is not None:
@@ -98,6 +99,18 @@ class ScheduleGpu:
             except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")
+
+
+def _reduces_words(func: tirx.PrimFunc) -> bool:
+    """Whether a reduction gives 16-bit integers.
+
+    TVM has no shuffles of them: threads that share such a reduction pass on values in shared memory, and no
+    barrier of their warp is between a write and the read by another.
+    """
+    blocks = nodes(func.body, s_tir.SBlock)
+    return any(
+        reduction_axes(block) and str(block.writes[0].source.dtype) in ("int16", "uint16") for block in blocks
+    )
 
 
 class PlainProducts(GPUScheduleRule):

@@ -7,6 +7,7 @@ import pytest
 
 from pimflow import Profiling
 from pimflow.commands.generate.generation import StepCosts
+from pimflow.hardware import system
 from pimflow.zoo.language import shapes
 
 
@@ -27,7 +28,7 @@ def test_steps_that_are_searched_take_what_compiled_ones_take(monkeypatch):
 
 def test_cells_say_what_fits():
     times = StepCosts(ns=4e6, ns_gpu_only=10e6, pj=1.0, pj_gpu_only=1.0)
-    room = script.room_bytes("newton-gddr6")
+    room = system(pim="newton-gddr6").pim_bytes
     assert room == 4 << 30
     steps = [
         script.StepSearch(times=times, published_ns=published_ns, held_bytes=held_bytes)

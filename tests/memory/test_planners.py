@@ -179,7 +179,7 @@ def test_minimalloc_instances_fit(name):
     with pytest.raises(InfeasibleError, match="the best plan found"):
         memory.plan(lifetimes, "best", capacity_bytes=CAPACITY_BYTES)
     plan = memory.plan(lifetimes, capacity_bytes=CAPACITY_BYTES, seconds=60)
-    certify(lifetimes, plan, {csv_form.MEMORY: CAPACITY_BYTES})
+    certify(lifetimes, plan, {csv_form.DEFAULT_MEMORY: CAPACITY_BYTES})
 
 
 @pytest.mark.long

@@ -179,6 +179,17 @@ def test_integers_that_no_block_wrote_are_not_compared(dtype, compared):
     assert whole.holds and whole.compared == 6400 and not whole.unknown and whole.verdict == "holds"
 
 
+def test_complements_of_integers_are_computed():
+    @T.prim_func(private=True)
+    def complement(x: T.Buffer((64,), "int32"), y: T.Buffer((64,), "int32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        y[t + block] = ~x[t]
+
+    x, y = np.arange(-32, 32, dtype=np.int32), np.zeros(64, np.int32)
+    assert faults(complement, x=x, y=y) == set() and (y == ~x).all()
+
+
 def test_a_kernel_of_any_extent_is_not_checked():
     x = te.placeholder((tirx.Var("n", "int64"),), "float32", "x")
     func = te.create_prim_func([x, te.compute(x.shape, lambda i: x[i])])

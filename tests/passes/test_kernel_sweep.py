@@ -103,11 +103,14 @@ def test_any_convolution_whose_result_is_flattened(size, channels, filters, part
     "name",
     [
         *("QLinearConv of 17 groups", "residual and pool"),
-        *("elementwise of uint8", "elementwise of int32", "reductions of int8"),
+        *("elementwise of uint8", "reductions of int8", "reductions of int16"),
     ],
 )
 def test_kernels_of_integer_networks(name):
-    """Grouped filters of int8, places of extremes and signs of uint8 ended in tracebacks."""
+    """Grouped filters of int8, places of extremes and signs of uint8 ended in tracebacks.
+
+    Threads of a warp that reduced int16 together raced.
+    """
     require(next(case for case in kernel_cases.cases() if case.name == name).make())
 
 

@@ -57,3 +57,28 @@ def test_values(seed):
     np.testing.assert_array_equal(mean, np.trunc(x.sum(axis=1) / 5).astype(np.int32))
     np.testing.assert_array_equal(place, p.argmax(axis=1))
     np.testing.assert_array_equal(sign, np.minimum(p, 1))
+
+
+@as_module
+def Sorts(p: R.Tensor((2, 5), "uint16")):
+    with R.dataflow():
+        s = R.sort(p, axis=1)
+        a = R.argsort(p, axis=1, dtype="int64")
+        t = R.topk(p, k=3, axis=1, ret_type="values")
+        i = R.topk(p, k=3, axis=1, ret_type="indices", dtype="int64")
+        y = (s, a, t, i)
+        R.output(y)
+    return y
+
+
+def test_sorts_of_small_types():
+    """TVM's on a CPU have none of uint16."""
+    p = np.array([[7, 65535, 0, 40000, 3], [1, 2, 300, 4, 5]], np.uint16)
+    after = PlainIntegers()(Sorts)
+    tvm.ir.assert_structural_equal(PlainIntegers()(after), after)
+    ascending, places, largest, largest_places = outputs(after, [p])
+    assert ascending.dtype == largest.dtype == np.uint16
+    np.testing.assert_array_equal(ascending, np.sort(p))
+    np.testing.assert_array_equal(places, np.argsort(p))
+    np.testing.assert_array_equal(largest, np.sort(p)[:, :1:-1])
+    np.testing.assert_array_equal(largest_places, np.argsort(p)[:, :1:-1])

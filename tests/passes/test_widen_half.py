@@ -20,6 +20,8 @@ UNARY = (
     *("abs", "ceil", "erf", "exp", "floor", "log", "round", "rsqrt", "sigmoid", "sqrt", "trunc"),
 )
 BINARY = ("atan2", "mod", "power")
+# Those that CUDA or TVM's rules for it lack in fp16.
+ABSENT = ("acos", "acosh", "asin", "asinh", "atanh", "atan2", "cosh", "sinh", "mod", "round")
 
 
 def network(*names):
@@ -59,19 +61,22 @@ def test_results_on_the_cpu_are_those_of_fp32():
         np.testing.assert_allclose(result.numpy(), expected(name, a, b), 1e-3, 1e-6, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def gpu_kernels():
+    return PlainKernels.from_network(network(*ABSENT), pimflow.system())
+
+
 @pytest.mark.long
-def test_kernels_on_the_gpu_hold():
-    plain = PlainKernels.from_network(network(*UNARY, *BINARY), pimflow.system())
-    checks = list(check_kernels(plain.schedule()))
+def test_kernels_on_the_gpu_hold(gpu_kernels):
+    checks = list(check_kernels(gpu_kernels.schedule()))
     assert checks and [(check.name, check.verdict) for check in checks if not check.holds] == []
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not cuda_compiler(), reason="needs nvcc or NVRTC")
-def test_cuda_has_every_function():
+def test_cuda_has_every_function(gpu_kernels):
     """It has no ``hnearbyint``, ``hcosh``, ``hsinh`` and ``hfmod``, and TVM no name for arc functions."""
-    plain = PlainKernels.from_network(network(*UNARY, *BINARY), pimflow.system())
-    assert len(launch_resources(plain, ["sm_75"])) == len(plain.functions())
+    assert len(launch_resources(gpu_kernels, ["sm_75"])) == len(ABSENT)
 
 
 def test_vectors_keep_their_lanes_and_other_types_their_functions():

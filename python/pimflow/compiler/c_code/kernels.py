@@ -34,10 +34,8 @@ TYPES = {
         "float64": "double",
         "bfloat16": "uint16_t",  # the bits; arithmetic is fp32
         "bool": "bool",
-        "uint8": "uint8_t",
-        "uint32": "uint32_t",
     },
-    **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTE_SCOPE = "compute_scope"  # marks the body inside the checks of TVM's calling convention

@@ -28,7 +28,8 @@ WORK = 4_000_000  # statements of all threads of a launch that run; of more, som
 MIN_BLOCKS = 4
 INTEGER_CHAIN = 16  # times `WORK`, since what some blocks of such a chain leave unknown is not compared
 SHARED_BLOCKS = 4  # blocks at borders that run with separate buffers in shared memory
-ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-16, "bfloat16": 2.0**-7}  # of a result, per unit of itself
+# Of a result, per unit of itself.
+ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-16, "float64": 2.0**-45}
 
 
 @dataclass(frozen=True, kw_only=True)
