@@ -15,7 +15,7 @@ from selections import choice_costs, choices, problems
 
 from pimflow import memory
 from pimflow.core.candidate import Footprint
-from pimflow.errors import InfeasibleError
+from pimflow.errors import InfeasibleError, UsageError
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.program import solve
 from pimflow.primitive_selection.search import fastest, front, greedy, minimise, uniform_selection
@@ -123,6 +123,11 @@ def test_remarks_of_the_solver_stay_out_of_what_is_printed(monkeypatch, capfd):
     print("said afterwards")
     c.fflush(None)
     assert capfd.readouterr().out == "said afterwards\n"
+
+
+def test_a_front_has_two_points():
+    with pytest.raises(UsageError, match="at least 2 points"):
+        front(two_layers(), 1)
 
 
 def two_layers(memory_model="liveness"):

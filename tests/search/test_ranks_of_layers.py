@@ -169,9 +169,9 @@ MODES = {"gpu": "gpu", "devices": "gpu,pim", "pipelines": "gpu,pim,pipeline"}
     [
         ("chain", "latency", "devices"),
         ("joined", "energy", "devices"),
+        ("chain", "latency", "pipelines"),
         pytest.param("branches", "energy", "devices", marks=pytest.mark.long),
         pytest.param("residual", "energy", "devices", marks=pytest.mark.long),
-        pytest.param("chain", "latency", "pipelines", marks=pytest.mark.long),
         pytest.param("branches", "edp", "devices", marks=pytest.mark.long),
         pytest.param("fused chain", "latency", "devices", marks=pytest.mark.long),
         pytest.param("fused chain", "latency", "gpu", marks=pytest.mark.long),
