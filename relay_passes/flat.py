@@ -413,6 +413,13 @@ def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
     return relax.const(tensor)
 
 
+def number(expr: relax.Expr) -> float | None:
+    """The value of a constant with one element; None for other expressions."""
+    if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
+        return float(expr.value.numpy().flat[0])
+    return None
+
+
 def element_bytes(expr: relax.Expr) -> int:
     """Bytes of one element of a tensor."""
     dtype = tvm.DataType(str(expr.ty.dtype))

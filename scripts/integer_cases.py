@@ -29,12 +29,12 @@ def integer_models() -> Iterator[IntegerModel]:
     for size, channels, filters in itertools.product((3, 17), (1, 17), (1, 40)):
         title = f"{size} x {size}, {channels} to {filters} channels"
         yield "QOperator", f"QLinearConv {title}", partial(qlinear_convolution, size, channels, filters)
-        yield "QDQ", f"Conv {title}", partial(dequantised_convolution, size, channels, filters)
+        yield "QDQ", f"Conv {title}", partial(qdq_convolution, size, channels, filters)
         yield "dynamic", f"ConvInteger {title}", partial(dynamic_convolution, size, channels, filters)
     yield "QOperator", "QLinearConv of 17 groups", partial(qlinear_convolution, 9, 17, 17, groups=17)
     yield "QOperator", "QGemm", qgemm
     yield "QOperator", "residual and pool", qlinear_residual
-    yield "QDQ", "Gemm, int8 of each output", dequantised_gemm
+    yield "QDQ", "Gemm, int8 of each output", qdq_gemm
     yield "recurrent", "DynamicQuantizeLSTM", dynamic_lstm
     yield "blocks of weights", "MatMulNBits", product_of_bits
     for dtype in ("int8", "uint8", "int16", "int32", "int64"):
@@ -79,7 +79,7 @@ def _node(kind: str, operands: str, results: str = "y", **attributes: Any) -> on
 _MICROSOFT = ("QGemm", "QLinearAdd", "QLinearGlobalAveragePool", "MatMulNBits", "DynamicQuantizeLSTM")
 
 
-def _drawn(*shape: int, dtype: str = "int8") -> np.ndarray:
+def _draw(*shape: int, dtype: str = "int8") -> np.ndarray:
     limits = np.iinfo(dtype)
     values = np.random.default_rng([*shape, 1]).integers(limits.min + (dtype == "int8"), limits.max, shape)
     return values.astype(dtype)
@@ -87,14 +87,14 @@ def _drawn(*shape: int, dtype: str = "int8") -> np.ndarray:
 
 def qlinear_product(rows: int, columns: int, depth: int) -> onnx.ModelProto:
     """A product of uint8 with int8 weights."""
-    constants = SCALES | WEIGHT_SCALES | {"w": _drawn(depth, columns)}
+    constants = SCALES | WEIGHT_SCALES | {"w": _draw(depth, columns)}
     product = _node("QLinearMatMul", "x s z w ws wz t u")
     return _model([product], {"x": ("uint8", (rows, depth))}, constants, {"y": ("uint8", None)})
 
 
 def qlinear_convolution(size: int, channels: int, filters: int, groups: int = 1) -> onnx.ModelProto:
     """A convolution of uint8 with a border of its zero point, and a bias."""
-    constants = SCALES | WEIGHT_SCALES | {"w": _drawn(filters, channels // groups, 3, 3)}
+    constants = SCALES | WEIGHT_SCALES | {"w": _draw(filters, channels // groups, 3, 3)}
     constants["b"] = np.arange(filters, dtype=np.int32) * 99
     layer = _node("QLinearConv", "x s z w ws wz t u b", pads=[1] * 4, group=groups)
     return _model([layer], {"x": ("uint8", (1, channels, size, size))}, constants, {"y": ("uint8", None)})
@@ -102,14 +102,14 @@ def qlinear_convolution(size: int, channels: int, filters: int, groups: int = 1)
 
 def qgemm() -> onnx.ModelProto:
     """A product with transposed weights and a bias, in one operator of Microsoft's."""
-    constants = SCALES | WEIGHT_SCALES | {"w": _drawn(17, 33), "b": np.arange(17, dtype=np.int32) * 99}
+    constants = SCALES | WEIGHT_SCALES | {"w": _draw(17, 33), "b": np.arange(17, dtype=np.int32) * 99}
     layer = _node("QGemm", "x s z w ws wz b t u", transB=1)
     return _model([layer], {"x": ("uint8", (3, 33))}, constants, {"y": ("uint8", None)})
 
 
 def qlinear_residual() -> onnx.ModelProto:
     """A convolution of which another addend is the input, and the means of its maps."""
-    constants = SCALES | WEIGHT_SCALES | {"w": _drawn(17, 17, 3, 3)}
+    constants = SCALES | WEIGHT_SCALES | {"w": _draw(17, 17, 3, 3)}
     nodes = [
         _node("QLinearConv", "x s z w ws wz t u", "c", pads=[1] * 4),
         _node("QLinearAdd", "c t u x s z t u", "a"),
@@ -118,9 +118,9 @@ def qlinear_residual() -> onnx.ModelProto:
     return _model(nodes, {"x": ("uint8", (1, 17, 9, 9))}, constants, {"y": ("uint8", None)})
 
 
-def dequantised_convolution(size: int, channels: int, filters: int) -> onnx.ModelProto:
+def qdq_convolution(size: int, channels: int, filters: int) -> onnx.ModelProto:
     """A convolution and its activation between quantised tensors, and a map that goes on in floats."""
-    constants = SCALES | WEIGHT_SCALES | {"w": _drawn(filters, channels, 3, 3)}
+    constants = SCALES | WEIGHT_SCALES | {"w": _draw(filters, channels, 3, 3)}
     nodes = [
         *(_node("QuantizeLinear", "x s z", "xq"), _node("DequantizeLinear", "xq s z", "xd")),
         _node("DequantizeLinear", "w ws wz", "wd"),
@@ -130,14 +130,14 @@ def dequantised_convolution(size: int, channels: int, filters: int) -> onnx.Mode
     return _model(nodes, {"x": ("float32", (1, channels, size, size))}, constants, {"y": ("float32", None)})
 
 
-def dequantised_gemm() -> onnx.ModelProto:
+def qdq_gemm() -> onnx.ModelProto:
     """A product between int8 tensors, whose weights have a scale for each output."""
     constants = {
         "s": np.float32(0.03),
         "z": np.int8(-3),
         "ws": np.linspace(0.001, 0.003, 17, dtype=np.float32),
     }
-    constants |= {"w": _drawn(33, 17), "t": np.float32(0.05), "u": np.int8(5)}
+    constants |= {"w": _draw(33, 17), "t": np.float32(0.05), "u": np.int8(5)}
     nodes = [
         *(_node("QuantizeLinear", "x s z", "xq"), _node("DequantizeLinear", "xq s z", "xd")),
         _node("DequantizeLinear", "w ws", "wd", axis=1),
@@ -149,7 +149,7 @@ def dequantised_gemm() -> onnx.ModelProto:
 
 def dynamic_product(rows: int, columns: int, depth: int) -> onnx.ModelProto:
     """A product whose input is quantised by its own range."""
-    constants = {"w": _drawn(depth, columns, dtype="uint8"), "wz": np.uint8(128)}
+    constants = {"w": _draw(depth, columns, dtype="uint8"), "wz": np.uint8(128)}
     nodes = [
         _node("DynamicQuantizeLinear", "x", "q s z"),
         *(_node("MatMulInteger", "q w z wz", "p"), _node("Cast", "p", "c", to=TensorProto.FLOAT)),
@@ -160,7 +160,7 @@ def dynamic_product(rows: int, columns: int, depth: int) -> onnx.ModelProto:
 
 def dynamic_convolution(size: int, channels: int, filters: int) -> onnx.ModelProto:
     """A convolution whose input is quantised by its own range; a border needs a known zero point."""
-    constants = {"w": _drawn(filters, channels, 3, 3)}
+    constants = {"w": _draw(filters, channels, 3, 3)}
     nodes = [
         _node("DynamicQuantizeLinear", "x", "q s z"),
         *(_node("ConvInteger", "q w z", "p"), _node("Cast", "p", "c", to=TensorProto.FLOAT)),
@@ -172,7 +172,7 @@ def dynamic_convolution(size: int, channels: int, filters: int) -> onnx.ModelPro
 def dynamic_lstm() -> onnx.ModelProto:
     """A recurrent layer with weights of 8 bits, over three steps."""
     width, hidden = 5, 7
-    weights = {"w": _drawn(1, width, 4 * hidden), "r": _drawn(1, hidden, 4 * hidden)}
+    weights = {"w": _draw(1, width, 4 * hidden), "r": _draw(1, hidden, 4 * hidden)}
     bias = np.random.default_rng(0).uniform(-1, 1, (1, 8 * hidden)).astype(np.float32)
     scales = {name: np.float32([0.005]) for name in ("ws", "rs")} | {
         name: np.int8([3]) for name in ("wz", "rz")
@@ -187,8 +187,8 @@ def product_of_bits() -> onnx.ModelProto:
     rows, columns, block = 17, 80, 32
     blocks = -(-columns // block)
     constants = {
-        "w": _drawn(rows, blocks, block // 2, dtype="uint8"),
-        "z": _drawn(rows * -(-blocks // 2), dtype="uint8"),
+        "w": _draw(rows, blocks, block // 2, dtype="uint8"),
+        "z": _draw(rows * -(-blocks // 2), dtype="uint8"),
     }
     constants["s"] = np.random.default_rng(0).uniform(0.01, 0.1, rows * blocks).astype(np.float32)
     layer = _node("MatMulNBits", "x w s z", K=columns, N=rows, bits=4, block_size=block)
@@ -241,6 +241,6 @@ def selections(dtype: str) -> onnx.ModelProto:
     constants = {"widths": np.int64([1, 0, 0, 2]), "from": np.int64([1]), "to": np.int64([40])}
     constants |= {
         "axes": np.int64([1]),
-        "r2": _drawn(39, 6, dtype="uint8" if dtype == "uint8" else "int8").astype(dtype),
+        "r2": _draw(39, 6, dtype="uint8" if dtype == "uint8" else "int8").astype(dtype),
     }
     return _model(nodes, {"x": (dtype, (17, 43)), "i": ("int64", (5,))}, constants, {"y": (dtype, None)})

@@ -1,7 +1,5 @@
 """Small networks of random layers, in any order, as ONNX."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 
@@ -91,7 +89,8 @@ class Graph:
         gate = self.add("Div", [self.add("Clip", [shifted, *ends], dims), ends[1]], dims)
         return self.add("Mul", [x, gate], dims)
 
-    def attention(self, x: str, heads: int) -> str:
+    def attention(self, x: str, heads: int, places: str = "") -> str:
+        """Of `x` over itself and added to it; `places` is added to the scores."""
         n, length, width = self.shapes[x]
         size = width // heads
 
@@ -103,6 +102,7 @@ class Graph:
         scores = (n, heads, length, length)
         y = self.add("MatMul", [queries, keys], scores)
         y = self.add("Mul", [y, self.constant(np.float32(size**-0.5))], scores)
+        y = self.add("Add", [y, places], scores) if places else y
         y = self.add("Softmax", [y], scores, axis=-1)
         y = self.add("MatMul", [y, values], (n, heads, length, size))
         y = self.reshape(self.transpose(y, 0, 2, 1, 3), n, length, width)

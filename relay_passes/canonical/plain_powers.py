@@ -5,8 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.plain_activations import number
-from pimflow.relay_passes.flat import BindingPass, operator
+from pimflow.relay_passes.flat import BindingPass, number, operator
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainPowers")

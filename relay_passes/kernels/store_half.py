@@ -12,19 +12,8 @@ from pimflow.relay_passes.flat import main_bindings, operator, substitute, with_
 
 PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
 SELECTIONS = (  # operators that only select elements of their operands
-    "reshape",
-    "permute_dims",
-    "expand_dims",
-    "squeeze",
-    "flatten",
-    "broadcast_to",
-    "nn.pad",
-    "strided_slice",
-    "concat",
-    "take",
-    "nn.max_pool1d",
-    "nn.max_pool2d",
-    "nn.max_pool3d",
+    *("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "broadcast_to", "nn.pad"),
+    *("strided_slice", "concat", "take", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
 )
 VIEWS = ("reshape", "strided_slice", "concat")  # where `GroupKernels` left them in ``main``
 FULL, HALF = "float32", "float16"

@@ -1,7 +1,5 @@
 """Small ONNX networks, an operator or two each: what ONNX Runtime computes, pimflow computes or refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto as T

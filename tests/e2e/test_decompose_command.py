@@ -56,18 +56,6 @@ def test_the_difference_is_that_of_the_two_references(compiled):
 
 
 @pytest.mark.long
-def test_at_full_rank_the_network_is_the_original():
-    network = frontend.load("toy")
-    inputs = network.example_inputs()
-    for method in ("tucker", "tt"):
-        change = decomposed_network.decompose(network, DecompositionRequest.parse(f"{method}:1,fc=decompose"))
-        assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
-        outputs = change.network.reference(inputs)
-        assert change.summary([inputs], [outputs]).max_relative_difference < 1e-4
-        assert max(layer.relative_error for layer in change.layers) < 1e-6
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("where", "fuse"), [("all", False), ("pays", True)])
 def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""

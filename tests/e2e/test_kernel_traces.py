@@ -155,10 +155,8 @@ def test_regions_come_back_from_a_file(search_result, tmp_path):
     [
         (["toi"], 2, "did you mean toy"),
         (["absent.onnx"], 3, "absent.onnx"),
-        (["fc:1280"], 2, "fc:[Nx]IN,OUT"),
         ([LAYER, "--dtype", "fp32"], 2, "traces for Accel-Sim are of fp16 kernels"),
         ([LAYER, "--gpu", "t5"], 2, "did you mean t4"),
-        ([LAYER, "--pim-channels", "99"], 2, "0..32"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, says):

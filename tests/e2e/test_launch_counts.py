@@ -193,7 +193,7 @@ def read_in_between() -> Graph:
     return graph
 
 
-def added_beside() -> Graph:
+def add_beside() -> Graph:
     """The sum is in the kernel of the layer that had it, or, where PIM has the layer, one of its own."""
     graph = Graph((1, 64), (1, 128))
     beside = graph.slice("x1", 1, 8, 72)
@@ -202,7 +202,7 @@ def added_beside() -> Graph:
     return graph
 
 
-def kept_concatenation() -> Graph:
+def concatenation_that_stays() -> Graph:
     """The first to read it keeps it for the second; others read what the first makes of it."""
     graph = Graph((1, 32, 8, 8))
     stem = graph.relu(graph.conv("x0", 32))
@@ -215,7 +215,7 @@ def kept_concatenation() -> Graph:
 CAUSES = (
     *(reshapes, second_operands, read_twice, read_through, several_in_front, broadcast),
     *(squares, output_with_reader, read_in_other_orders, read_in_between),
-    *(added_beside, kept_concatenation),
+    *(add_beside, concatenation_that_stays),
 )
 
 

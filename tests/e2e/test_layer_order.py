@@ -83,12 +83,6 @@ def test_a_plan_says_its_order(wide):
 
 
 @pytest.mark.long
-def test_a_chain_keeps_its_order():
-    search_result, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
-    assert reordered.graph == search_result.graph
-
-
-@pytest.mark.long
 def test_memory_command(wide, capsys):
     directory, compiled, plain = wide
     system_text = (SPECS / "system/pimflow.toml").read_text(encoding="utf-8")

@@ -13,18 +13,11 @@ import tvm
 from branching import wide_branches
 from onnx import helper
 from onnx_models import onnx_model
-from tvm import relax, relay
+from tvm import relay
 from tvm.contrib import graph_executor
 
 from pimflow import frontend, zoo
-from pimflow.errors import (
-    ArtifactError,
-    InfeasibleError,
-    PlanError,
-    UnknownNameError,
-    UsageError,
-    VerificationError,
-)
+from pimflow.errors import ArtifactError, PlanError, UnknownNameError, UsageError, VerificationError
 
 
 @pytest.fixture(scope="module")
@@ -209,28 +202,6 @@ def test_relay_builds_what_compile_does():
     y = outputs(lib.module, x)
     assert (y == outputs(compiled.builds[0].module, x)).all()
     assert lib.plan != pimflow.search(mod).plan
-
-
-@pytest.mark.long
-def test_the_pipeline_builds_the_same(toy):
-    mod, params = relay.frontend.from_onnx(onnx.load(toy[0]))
-    with asking({"decompose": "tucker:0.5"}):
-        y = outputs(relay.build(mod, target="llvm+pim", params=params).module, toy[1])
-    executable = tvm.compile(mod, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(decompose="tucker:0.5"))
-    output = relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(toy[1]))
-    assert (y == output.numpy()).all() and np.abs(y - toy[2]).max() > 0.1 * np.abs(toy[2]).max()
-
-
-@pytest.mark.long
-def test_a_memory_budget_in_the_pass_context():
-    """What no plan keeps to is refused with the least that one does; that one is what compile finds."""
-    mod, params = relay.frontend.from_onnx(zoo.load("toy"))
-    with pytest.raises(InfeasibleError) as error_info, asking({"fuse": True, "max_memory_bytes": 1000}):
-        relay.build(mod, target="llvm+pim", params=params)
-    budget = {"fuse": True, "max_memory_bytes": error_info.value.demand}
-    with asking(budget):
-        plan = relay.build(mod, target="llvm+pim", params=params).plan
-    assert plan == pimflow.search(mod, **budget).plan != pimflow.search(mod, fuse=True).plan
 
 
 @pytest.mark.long

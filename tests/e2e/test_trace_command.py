@@ -253,16 +253,6 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_else_is_replaced(capsys, tmp_path, directory):
-    arguments = ["trace", "fc:12,12", "--format", "aim"]
-    for target in (directory, directory / "interface.json", "/dev/null/x"):
-        code, out, err = run(capsys, *arguments, "-o", target)
-        assert (code, out, err.count("\n")) == (3, "", 1) and str(target) in err
-    assert (directory / "interface.json").exists()
-    for _ in range(2):
-        assert run(capsys, *arguments, "-o", tmp_path / "out")[0] == 0
-
-
 def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypatch):
     arguments = ["trace", "fc:12,12", "-o", tmp_path / "out", "--format"]
     assert run(capsys, *arguments, "aim")[0] == 0

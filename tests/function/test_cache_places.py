@@ -1,15 +1,15 @@
 """Is a token of a cache in PIM written where products read it, whichever position it has?"""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import expand_program
 from length import examples
-from test_attention_programs import cases, layouts, unroll
+from test_attention_programs import cases, layouts
 
 from pimflow.core.attention import Attention
 from pimflow.hardware import PimSpec
@@ -58,7 +58,7 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
         streams = select_writes(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
         program = append(layout, position)
-        plain = replace(program, channels=tuple(tuple(unroll(nodes)) for nodes in program.channels))
+        plain = expand_program(program)
         for actual, expected in zip(streams, plain.program_words(), strict=True):
             np.testing.assert_array_equal(np.from_dlpack(actual), expected)
 

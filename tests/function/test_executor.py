@@ -1,7 +1,5 @@
 """The executor's values are the program's alone: threads, instruction sets and callers do not change them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Grouped and depthwise convolutions on every device: by value, legally, each product of the layer once."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 

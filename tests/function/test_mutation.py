@@ -5,8 +5,6 @@ no program at all. COMMANDS: the engine refuses the stream, or the independent c
 not the program's. Each mutation names the nets that must catch each of its mutants by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import struct
 import subprocess
-import sys
 import time
 import zipfile
 from collections import OrderedDict
@@ -19,9 +18,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from targets import command_failure
 
 import pimflow

@@ -1,7 +1,5 @@
 """``pimflow generate``: tokens against decoders that share no code, figures against one another, refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 
@@ -10,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from command_line import error_line, run_json
-from decoders import SMALL
+from decoders import SMALL, greedy
 from onnx import TensorProto, numpy_helper
 
 from pimflow import frontend, zoo
@@ -22,7 +20,6 @@ from pimflow.commands.main import main
 from pimflow.commands.shared import prepare
 from pimflow.errors import VerificationError
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.reference import ReferenceDecoder
 
 PROMPT = [3, 4, 5]
 
@@ -52,15 +49,6 @@ def test_what_is_done_once_a_step_is_what_no_data_reaches():
     once = decoding.shared_regions(block)
     assert once == {region.name for region in block.regions} - reached
     assert once and not any(block.region(name).geometry for name in once)
-
-
-def greedy(decoder, weights, prompt, n):
-    reference = ReferenceDecoder(decoder, weights)
-    logits, tokens = reference.step(np.array(prompt)), []
-    for _ in range(n):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    return tuple(tokens)
 
 
 @pytest.mark.long

@@ -1,14 +1,12 @@
 """Caches of 8 and 4 bits: integers exactly, products by value, and tokens of NumPy on the same cache."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from calibration.pim_device import PimDevice, empty_image
-from decoders import SMALL
+from decoders import SMALL, greedy
 from length import long_but
 from onnx import numpy_helper
 
@@ -182,12 +180,8 @@ def test_tokens_are_those_of_numpy(kinds):
     system = pimflow.system(pim="lpddr5x-pim")
     generation = pimflow.generate("tiny-lm", prompt="The statement is", n=4, system=system, **types)
     decoder = zoo.decoder("tiny-lm").with_types(*types.values())
-    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
-    logits, tokens = reference.step(np.frombuffer(b"The statement is", np.uint8)), []
-    while len(tokens) < 4:
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    assert generation.tokens == tuple(tokens) and generation.sure_tokens
+    tokens = greedy(decoder, zoo.decoder_weights(decoder), list(b"The statement is"), 4)
+    assert generation.tokens == tokens and generation.sure_tokens
     assert (generation.cache, generation.cache_in_pim) == ("int8", "PIM stores int8 as it is")
     assert 0 < generation.fraction_of_bound <= 1
 

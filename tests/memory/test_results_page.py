@@ -1,36 +1,19 @@
 """Is every table of docs/results.md, and of pages like it, a script's, and do these print what was found?"""
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
+import reproduce_occamy
+import sensitivity
+import update_results
 
 import pimflow
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    yield
-    for name in ("update_results", "update_readme", "reproduce_occamy", "bench_memory", "sensitivity"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def update_results():
-    return importlib.import_module("update_results")
-
-
-@pytest.fixture
-def reproduce_occamy():
-    return importlib.import_module("reproduce_occamy")
-
-
-def test_marks_are_the_tables_of_the_script(update_results):
+def test_marks_are_the_tables_of_the_script():
     """Each on its page, and nothing else between such marks."""
     pages = {update_results.page_of(name) for name in update_results.TABLES}
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
@@ -50,7 +33,6 @@ def test_marks_are_the_tables_of_the_script(update_results):
 @pytest.mark.parametrize("sharing", ["partitioned", "time-shared"])
 def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
     """What is chosen is what the system has, and no end is without effect or within the others."""
-    sensitivity = importlib.import_module("sensitivity")
     base = pimflow.system(channel_sharing=sharing)
     values = sensitivity.values(base)
     assert ("channel_mode_switch_ns" in values) == base.is_time_shared
@@ -61,7 +43,7 @@ def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
 
 
 @pytest.mark.long
-def test_tables_of_a_small_network(reproduce_occamy):
+def test_tables_of_a_small_network():
     parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "ahead"], runs=1, torch=False)
     counts, rows = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]
     assert "| toy | - | 19 / 46 / 19 | " in counts

@@ -5,20 +5,19 @@ network are computed anew, from the search of the snippet and a few that share i
 compared with one another.
 """
 
-import importlib
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import pimflow  # isort: skip  first: it gives TVM the Relay that the others import
 
+import compare_networks
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import tvm
-from page_tables import BY_CONVENTION, README, RESULTS, ROOT, block, row
+from page_tables import BY_CONVENTION, README, RESULTS, block, row
 from papers.pimflow_comparison import CONVENTIONS, OURS, PIMFLOW, Searches, plan_figures
 from tvm import relay
 from tvm.contrib import graph_executor
@@ -85,18 +84,11 @@ def test_the_classic_snippet(ran):
 # --- the figures on the pages ---
 
 
-@pytest.fixture
-def compare_networks(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    yield importlib.import_module("compare_networks")
-    sys.modules.pop("compare_networks", None)
-
-
 def pair(figures: dict) -> str:
     return f"{figures['convolutions_speedup']:.3f} / {figures['speedup']:.3f}"
 
 
-def test_what_is_claimed_is_what_is_found(ran, compare_networks):
+def test_what_is_claimed_is_what_is_found(ran):
     """In full, under `strict`: one figure of a price that moves moves these."""
     figures = plan_figures(ran.search_result)
     convention = {"accounting": "full", "timing": "strict", "splits": "exact"}
@@ -135,7 +127,7 @@ def test_the_first_example_is_what_is_found(ran):
         assert re.search(rf"^{mode} +{count} ", block(README, "compile"), flags=re.M)
 
 
-def test_other_conventions_are_what_is_found(ran, compare_networks):
+def test_other_conventions_are_what_is_found(ran):
     """Other launches, and the published accounting, timing, loop orders and splits."""
     search_result, costs = ran.search_result, ran.search_result.costs
     for launch_ns, kind in compare_networks.launches_ns().items():

@@ -1,7 +1,5 @@
 """Networks of one kernel or two, of every kind that there is."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from graphs import as_module, main_module
@@ -132,12 +130,10 @@ OPERATORS = {
 # Later, its kernel would store it.
 @as_module
 def EarlyReader(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        sum = R.add(x, x)
-        early = R.negative(sum)
-        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-        y = R.add(conv, early)
-        R.output(y)
+    sum = R.add(x, x)
+    early = R.negative(sum)
+    conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+    y = R.add(conv, early)
     return y
 
 

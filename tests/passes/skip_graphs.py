@@ -1,7 +1,5 @@
 """Decomposed networks with skip connections, concatenations and sums, small enough for numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from hypothesis import strategies as st

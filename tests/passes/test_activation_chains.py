@@ -260,7 +260,7 @@ def test_neither_map_of_a_sum_is_there_in_full(first):
     assert sum(allocation_bytes(kernel)) * 8 < 4 * 56 * 56 * 64
 
 
-def gated(emit, x, y):
+def scale_by_gate(emit, x, y):
     """A gate of one pixel has another shape than the map that it scales."""
     gate = emit(convolution(y, constant(32, 1, 1, 3)), name_hint="lconv_2")
     z = emit(convolution(x, constant(32, 1, 1, 8)), name_hint="lconv")
@@ -269,7 +269,7 @@ def gated(emit, x, y):
 
 
 def test_a_map_of_another_shape_is_in_no_run():
-    assert activation_chains(roles_of(gated, (1, 8, 8, 8), (1, 1, 1, 3))) == []
+    assert activation_chains(roles_of(scale_by_gate, (1, 8, 8, 8), (1, 1, 1, 3))) == []
 
 
 @pytest.mark.long

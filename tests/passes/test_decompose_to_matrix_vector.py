@@ -19,25 +19,21 @@ POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
 
 @as_module
 def MatrixVectorBefore(x: R.Tensor((2, 6, 5, 3), "float32")):
-    with R.dataflow():
-        tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
-        point = conv2d_nhwc(tall, POINTWISE)
-        y = R.nn.relu(point)
-        R.output(y)
+    tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
+    point = conv2d_nhwc(tall, POINTWISE)
+    y = R.nn.relu(point)
     return y
 
 
 @as_module
 def MatrixVectorExpected(x: R.Tensor((2, 6, 5, 3), "float32")):
-    with R.dataflow():
-        pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
-        upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
-        lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
-        windows = R.concat((upper, lower), axis=3)
-        tall = R.matmul(windows, R.const(MATRIX))
-        point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
-        y = R.nn.relu(point)
-        R.output(y)
+    pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
+    upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
+    lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
+    windows = R.concat((upper, lower), axis=3)
+    tall = R.matmul(windows, R.const(MATRIX))
+    point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
+    y = R.nn.relu(point)
     return y
 
 
@@ -62,11 +58,9 @@ def test_only_the_layers_named():
 # Depthwise, in another layout, and with a filter that is no constant.
 @as_module
 def NotDense(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
-    with R.dataflow():
-        a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
-        b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-        c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
-        R.output(c)
+    a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
+    b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+    c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
     return c
 
 

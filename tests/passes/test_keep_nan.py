@@ -11,17 +11,13 @@ from pimflow.relay_passes import keep_nan
 
 @as_module
 def NanFloats(x: R.Tensor((8,), "float32")):
-    with R.dataflow():
-        y = R.sign(x)
-        R.output(y)
+    y = R.sign(x)
     return y
 
 
 @as_module
 def NanIntegers(x: R.Tensor((8,), "int32")):
-    with R.dataflow():
-        y = R.sign(x)
-        R.output(y)
+    y = R.sign(x)
     return y
 
 
@@ -38,9 +34,7 @@ def test_signs(mod):
 def test_slopes(slope):
     @as_module
     def leaky(x: R.Tensor((6,), "float32")):
-        with R.dataflow():
-            y = R.nn.leakyrelu(x, slope)
-            R.output(y)
+        y = R.nn.leakyrelu(x, slope)
         return y
 
     x = np.array([np.nan, np.inf, -np.inf, 0, 3, -3], np.float32)

@@ -1,7 +1,5 @@
 """Does the check of GPU kernels find races, bad bounds, divergent barriers and wrong values?"""
 
-from __future__ import annotations
-
 import kernel_cases
 import numpy as np
 import pytest

@@ -41,45 +41,39 @@ def joint_layers(activations=("relu", "relu"), *, bias=(True, True), join="conca
 
 def test_lconvs_that_are_concatenated_become_one():
     @as_module
-    def merged_lconv_before(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
+    def lconv_merge_before(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "b": "lconv"}})
-        with R.dataflow():
-            a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
-            ra = R.nn.relu(a)
-            b = conv2d_nhwc(y, [[[[3.0]]]])
-            rb = R.nn.relu(b)
-            c = R.concat((ra, rb), axis=3)
-            R.output(c)
+        a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
+        ra = R.nn.relu(a)
+        b = conv2d_nhwc(y, [[[[3.0]]]])
+        rb = R.nn.relu(b)
+        c = R.concat((ra, rb), axis=3)
         return c
 
     @as_module
-    def merged_lconv_expected(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
+    def lconv_merge_expected(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr(
             {
                 "pimflow.layer_names": {"c_lconv": "c.lconv"},
                 "pimflow.roles": {"a": "lconv", "b": "lconv", "c.lconv": "lconv"},
             }
         )
-        with R.dataflow():
-            xy = R.concat((x, y), axis=3)
-            c_lconv = conv2d_nhwc(xy, [[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]])
-            c = R.nn.relu(c_lconv)
-            R.output(c)
+        xy = R.concat((x, y), axis=3)
+        c_lconv = conv2d_nhwc(xy, [[[[1.0, 0.0]]], [[[2.0, 0.0]]], [[[0.0, 3.0]]]])
+        c = R.nn.relu(c_lconv)
         return c
 
-    tvm.ir.assert_structural_equal(MergeLconvs()(merged_lconv_before), merged_lconv_expected)
+    tvm.ir.assert_structural_equal(MergeLconvs()(lconv_merge_before), lconv_merge_expected)
 
 
 def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
     @as_module
     def split_fconv_before(x: R.Tensor((1, 2, 2, 1), "float32"), y: R.Tensor((1, 2, 2, 2), "float32")):
         R.func_attr({"pimflow.layer_names": {"f": "c.fconv"}, "pimflow.roles": {"c.fconv": "fconv"}})
-        with R.dataflow():
-            c = R.concat((x, y), axis=3)
-            r = R.nn.relu(c)
-            f = conv2d_nhwc(r, [[[[1.0, 2.0, 3.0]]]])
-            z = R.sigmoid(f)
-            R.output(z)
+        c = R.concat((x, y), axis=3)
+        r = R.nn.relu(c)
+        f = conv2d_nhwc(r, [[[[1.0, 2.0, 3.0]]]])
+        z = R.sigmoid(f)
         return z
 
     @as_module
@@ -90,14 +84,12 @@ def test_an_fconv_of_a_concatenation_becomes_a_sum_of_fconvs():
                 "pimflow.roles": {"c.fconv": "fconv", "c.fconv_1": "fconv", "c.fconv_2": "fconv"},
             }
         )
-        with R.dataflow():
-            rx = R.nn.relu(x)
-            f_1 = conv2d_nhwc(rx, [[[[1.0]]]])
-            ry = R.nn.relu(y)
-            f_2 = conv2d_nhwc(ry, [[[[2.0, 3.0]]]])
-            f = R.add(f_1, f_2)
-            z = R.sigmoid(f)
-            R.output(z)
+        rx = R.nn.relu(x)
+        f_1 = conv2d_nhwc(rx, [[[[1.0]]]])
+        ry = R.nn.relu(y)
+        f_2 = conv2d_nhwc(ry, [[[[2.0, 3.0]]]])
+        f = R.add(f_1, f_2)
+        z = R.sigmoid(f)
         return z
 
     tvm.ir.assert_structural_equal(SplitConcat()(split_fconv_before), split_fconv_expected)
@@ -183,28 +175,24 @@ def test_a_part_is_reduced_as_soon_as_it_is_there():
 
 def test_an_lconv_and_the_fconv_behind_it_become_one():
     @as_module
-    def merged_pair_before(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def pair_merge_before(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"a": "lconv", "f": "fconv"}})
-        with R.dataflow():
-            a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
-            b = R.add(a, R.const([[[[5.0, 7.0]]]]))
-            f = conv2d_nhwc(b, [[[[3.0, 4.0]]]], strides=[2, 2])
-            y = R.nn.relu(f)
-            R.output(y)
+        a = conv2d_nhwc(x, [[[[1.0]]], [[[2.0]]]])
+        b = R.add(a, R.const([[[[5.0, 7.0]]]]))
+        f = conv2d_nhwc(b, [[[[3.0, 4.0]]]], strides=[2, 2])
+        y = R.nn.relu(f)
         return y
 
     @as_module
-    def merged_pair_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
+    def pair_merge_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr({"pimflow.layer_names": {"f": "f"}, "pimflow.roles": {"a": "lconv", "f": "core"}})
-        with R.dataflow():
-            f = conv2d_nhwc(x, [[[[11.0]]]], strides=[2, 2])
-            b = R.add(f, R.const([[[[43.0]]]]))
-            y = R.nn.relu(b)
-            R.output(y)
+        f = conv2d_nhwc(x, [[[[11.0]]]], strides=[2, 2])
+        b = R.add(f, R.const([[[[43.0]]]]))
+        y = R.nn.relu(b)
         return y
 
-    folded = FoldLconvs()(merged_pair_before)
-    tvm.ir.assert_structural_equal(folded, merged_pair_expected)
+    folded = FoldLconvs()(pair_merge_before)
+    tvm.ir.assert_structural_equal(folded, pair_merge_expected)
     tvm.ir.assert_structural_equal(FoldLconvs()(folded), folded)
 
 
@@ -233,20 +221,16 @@ def test_an_fconv_of_an_input_becomes_part_of_its_core():
     @as_module
     def first_layer_before(x: R.Tensor((1, 2, 4, 4), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
-        with R.dataflow():
-            t = R.permute_dims(x, [0, 2, 3, 1])
-            f = conv2d_nhwc(t, [[[[1.0, 3.0]]]])
-            c = conv2d_nhwc(f, [[[[1.0], [2.0]], [[4.0], [5.0]]]], strides=[2, 2])
-            R.output(c)
+        t = R.permute_dims(x, [0, 2, 3, 1])
+        f = conv2d_nhwc(t, [[[[1.0, 3.0]]]])
+        c = conv2d_nhwc(f, [[[[1.0], [2.0]], [[4.0], [5.0]]]], strides=[2, 2])
         return c
 
     @as_module
     def first_layer_expected(x: R.Tensor((1, 2, 4, 4), "float32")):
         R.func_attr({"pimflow.layer_names": {}, "pimflow.roles": {"f": "fconv", "c": "core"}})
-        with R.dataflow():
-            t = R.permute_dims(x, [0, 2, 3, 1])
-            c = conv2d_nhwc(t, [[[[1.0, 3.0], [2.0, 6.0]], [[4.0, 12.0], [5.0, 15.0]]]], strides=[2, 2])
-            R.output(c)
+        t = R.permute_dims(x, [0, 2, 3, 1])
+        c = conv2d_nhwc(t, [[[[1.0, 3.0], [2.0, 6.0]], [[4.0, 12.0], [5.0, 15.0]]]], strides=[2, 2])
         return c
 
     folded = FoldFconvs()(first_layer_before)

@@ -44,11 +44,9 @@ FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))
 
 @as_module
 def OutlinedPimBefore(x: R.Tensor((2, 8), "float32")):
-    with R.dataflow():
-        a = R.nn.relu(x)
-        fc = R.matmul(a, R.const(MATRIX))
-        y = R.add(fc, R.const(1.0))
-        R.output(y)
+    a = R.nn.relu(x)
+    fc = R.matmul(a, R.const(MATRIX))
+    y = R.add(fc, R.const(1.0))
     return y
 
 
@@ -179,42 +177,34 @@ CLIPPED = replace(FC, activation="relu6")
 
 @as_module
 def BeforeResidual(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-    with R.dataflow():
-        other = R.matmul(x, R.const(MATRIX))
-        fc = R.matmul(x, R.const(MATRIX))
-        y = R.add(z, fc)
-        w = R.add(y, other)
-        R.output(w)
+    other = R.matmul(x, R.const(MATRIX))
+    fc = R.matmul(x, R.const(MATRIX))
+    y = R.add(z, fc)
+    w = R.add(y, other)
     return w
 
 
 @as_module
 def BeforeActivated(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-    with R.dataflow():
-        fc = R.matmul(x, R.const(MATRIX))
-        y = R.add(z, fc)
-        w = R.nn.relu(y)
-        v = R.nn.relu(w)
-        R.output(v)
+    fc = R.matmul(x, R.const(MATRIX))
+    y = R.add(z, fc)
+    w = R.nn.relu(y)
+    v = R.nn.relu(w)
     return v
 
 
 @as_module
 def BeforeClipped(x: R.Tensor((2, 8), "float32")):
-    with R.dataflow():
-        fc = R.matmul(x, R.const(MATRIX))
-        y = R.clip(fc, 0, 6)
-        R.output(y)
+    fc = R.matmul(x, R.const(MATRIX))
+    y = R.clip(fc, 0, 6)
     return y
 
 
 @as_module
 def BeforeBoth(x: R.Tensor((2, 8), "float32"), z: R.Tensor((2, 4), "float32")):
-    with R.dataflow():
-        fc = R.matmul(x, R.const(MATRIX))
-        y = R.add(fc, R.const(BIAS))
-        w = R.add(z, y)
-        R.output(w)
+    fc = R.matmul(x, R.const(MATRIX))
+    y = R.add(fc, R.const(BIAS))
+    w = R.add(z, y)
     return w
 
 
@@ -245,11 +235,9 @@ def test_what_the_program_does_goes_into_the_function(before, fc, inside, operan
 
 @as_module
 def ReadTwice(x: R.Tensor((2, 8), "float32")):
-    with R.dataflow():
-        fc = R.matmul(x, R.const(MATRIX))
-        y = R.add(fc, R.const(1.0))
-        z = R.multiply(fc, y)
-        R.output(z)
+    fc = R.matmul(x, R.const(MATRIX))
+    y = R.add(fc, R.const(1.0))
+    z = R.multiply(fc, y)
     return z
 
 

@@ -11,35 +11,29 @@ from pimflow.relay_passes.canonical.plain_integers import PlainIntegers
 
 @as_module
 def IntegersBefore(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-    with R.dataflow():
-        m = R.mean(x, axis=[1])
-        a = R.argmax(p, axis=1)
-        s = R.sign(p)
-        y = (m, a, s)
-        R.output(y)
+    m = R.mean(x, axis=[1])
+    a = R.argmax(p, axis=1)
+    s = R.sign(p)
+    y = (m, a, s)
     return y
 
 
 @as_module
 def IntegersExpected(x: R.Tensor((2, 5), "int32"), p: R.Tensor((2, 5), "uint8")):
-    with R.dataflow():
-        m_sum = R.sum(x, axis=[1])
-        m = R.divide(m_sum, R.const(5, "int32"))
-        a_wide = R.astype(p, "int64")
-        a = R.argmax(a_wide, axis=1)
-        s = R.minimum(p, R.const(1, "uint8"))
-        y = (m, a, s)
-        R.output(y)
+    m_sum = R.sum(x, axis=[1])
+    m = R.divide(m_sum, R.const(5, "int32"))
+    a_wide = R.astype(p, "int64")
+    a = R.argmax(a_wide, axis=1)
+    s = R.minimum(p, R.const(1, "uint8"))
+    y = (m, a, s)
     return y
 
 
 @as_module
 def Floats(x: R.Tensor((2, 5), "float32")):
-    with R.dataflow():
-        m = R.mean(x, axis=[1])
-        a = R.argmax(x, axis=1)
-        y = (m, a)
-        R.output(y)
+    m = R.mean(x, axis=[1])
+    a = R.argmax(x, axis=1)
+    y = (m, a)
     return y
 
 

@@ -208,3 +208,22 @@ def test_both_doors_take_the_same_time(case, tmp_path):
     results = outputs(loaded.module, list(inputs.values()))
     for result, expected in zip(results, loaded.reference(inputs), strict=True):
         assert np.abs(result - expected).max() <= 1e-5 * max(np.abs(expected).max(), 1)
+
+
+def test_inputs_are_drawn_by_what_a_program_does_with_them():
+    class Restricted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 4)
+
+        def forward(self, places, divisor, size):
+            return self.table(places.reshape(-1)), 7 // divisor, torch.log(size + 1e-6)
+
+    operands = (torch.zeros(2, 20, dtype=torch.int64), torch.ones(30, dtype=torch.int64), torch.ones(30))
+    loaded = frontend.load(torch.export.export(Restricted(), operands))
+    inputs = loaded.example_inputs()
+    assert loaded.table_rows == {"places": 50}
+    assert 2 < inputs["places"].max() < 50
+    assert inputs["divisor"].min() >= 1
+    assert inputs["size"].min() > 0
+    assert all(np.isfinite(result).all() for result in loaded.reference(inputs))

@@ -1,7 +1,5 @@
 """What the label search says of a drawn problem, and what every cover of it does."""
 
-from __future__ import annotations
-
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.placement.solvers.criteria import LATENCY, Criterion

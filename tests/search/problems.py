@@ -1,7 +1,5 @@
 """Small networks with candidates drawn at random, and oracles that share no code with the search."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Collection

@@ -44,7 +44,7 @@ def bounds_between(evaluations, latency_share, energy_share) -> dict[str, float]
     return bounds
 
 
-def evaluated_plans(graph, table) -> list[EvaluatedPlan]:
+def plan_evaluations(graph, table) -> list[EvaluatedPlan]:
     """Every cover, evaluated."""
     memory = PlanMemory(graph, QUIET.dtype)
     return [
@@ -61,7 +61,7 @@ def evaluated_plans(graph, table) -> list[EvaluatedPlan]:
 @settings(max_examples=examples(90))
 def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
     graph, table = problem
-    all_plans = evaluated_plans(graph, table)
+    all_plans = plan_evaluations(graph, table)
     evaluations = [plan.evaluation for plan in all_plans]
     goal = Goal(
         objective=objective, solver=solver, **bounds_between(evaluations, latency_share, energy_share)
@@ -80,7 +80,7 @@ def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency
 def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_share, error_share):
     """A looser bound never makes a worse plan, and what is refused says the least error that there is."""
     graph, table = problem
-    all_plans = evaluated_plans(graph, table)
+    all_plans = plan_evaluations(graph, table)
     bounds = bounds_between([plan.evaluation for plan in all_plans], latency_share, None)
     errors = [plan.error for plan in all_plans]
     tight = min(errors) + (error_share or 0.0) * (max(errors) - min(errors))
@@ -186,7 +186,7 @@ def test_a_goal_that_means_nothing_is_refused(changes, error):
 @settings(max_examples=examples(40))
 def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, latency_share, energy_share):
     graph, table = problem
-    all_plans = evaluated_plans(graph, table)
+    all_plans = plan_evaluations(graph, table)
     bounds = bounds_between([plan.evaluation for plan in all_plans], latency_share, energy_share)
     goal = Goal(objective="memory", **bounds)
     allowed = [(p.memory_bytes, p.evaluation.latency_ns) for p in all_plans if goal.allows(p)]

@@ -58,7 +58,7 @@ def three_layers(after_first: str) -> onnx.ModelProto:
     return net.model()
 
 
-def joined_branches(residual: bool = False) -> onnx.ModelProto:
+def branch_network(residual: bool = False) -> onnx.ModelProto:
     """A stem beside a branch, two layers that read their concatenation, and the sum of these.
 
     With a `residual`, the concatenation is added to what the first makes of it.
@@ -133,27 +133,27 @@ NETWORKS = {
     "branches": (functools.partial(three_layers, "branches"), RANKS),
     "residual": (functools.partial(three_layers, "residual"), RANKS),
     "fused chain": (functools.partial(three_layers, "chain"), RANKS, True),
-    "joined": (joined_branches, "tucker:0.4"),
-    "joined, residual": (functools.partial(joined_branches, residual=True), "tucker:0.4"),
+    "joined": (branch_network, "tucker:0.4"),
+    "joined, residual": (functools.partial(branch_network, residual=True), "tucker:0.4"),
 }
 
 
 @functools.cache
-def ranked(name: str) -> RankedNetwork:
+def rank_network(name: str) -> RankedNetwork:
     make, *options = NETWORKS[name]
     return RankedNetwork(make(), *options)
 
 
 @pytest.fixture(scope="module")
 def chain() -> RankedNetwork:
-    return ranked("chain")
+    return rank_network("chain")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "free"), [*zip(NETWORKS, (3, 3, 1, 3, 4, 2), strict=True)])
 def test_a_mixture_of_ranks_is_what_the_mixed_module_consists_of(name, free):
     """A sum joins the kernel of an lconv, behind all that reads its other operand: layers go together."""
-    network = ranked(name)
+    network = rank_network(name)
     assert len(network.forms.independent_layers) == free
     for chosen in network.mixtures():
         expected, mixture = network.graph(chosen), network.forms.mixture(chosen)
@@ -179,7 +179,7 @@ MODES = {"gpu": "gpu", "devices": "gpu,pim", "pipelines": "gpu,pim,pipeline"}
 )
 def test_no_mixture_of_ranks_is_cheaper_than_the_one_chosen(name, objective, modes):
     """The oracle searches a plan for each mixture, under bounds on the error from none to all."""
-    oracle = ranked(name)
+    oracle = rank_network(name)
     gap = 2e-3 if objective == "edp" else 1e-6
     errors = sorted({oracle.error(chosen) for chosen in oracle.mixtures()})
     before, seen = float("inf"), set()

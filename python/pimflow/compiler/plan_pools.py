@@ -80,12 +80,12 @@ class PlanPools:
     _smallest: dict[tuple[object, ...], PlanModules] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def _stored_dtype(self) -> str:
+    def _storage_dtype(self) -> str:
         return self.system.dtype if "gpu" in list(self.target.keys) else "fp32"
 
     def search_bound(self, bound: float) -> float:
         """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
-        search_dtype, stored_dtype = self.system.dtype, self._stored_dtype
+        search_dtype, stored_dtype = self.system.dtype, self._storage_dtype
         if stored_dtype == search_dtype:
             return bound
         # The smaller the type, the larger is the share of bytes that alignment leaves unused.
@@ -113,7 +113,7 @@ class PlanPools:
 
     def bound_bytes(self, applied: tvm.IRModule) -> float:
         """A lower bound of the pool of the network with a plan."""
-        share = ELEMENT_BYTES[self._stored_dtype] / ELEMENT_BYTES["fp32"]
+        share = ELEMENT_BYTES[self._storage_dtype] / ELEMENT_BYTES["fp32"]
         return share * stored_bytes(applied, views=self.system.uses_views)
 
     def pool_bytes(self, search_result: SearchResult) -> int:

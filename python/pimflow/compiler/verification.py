@@ -88,6 +88,11 @@ class Verification:
         """Whether all PIM regions and outputs match their references."""
         return self.worst.matches and all(r.matches for r in self.regions)
 
+    @property
+    def is_in_range(self) -> bool:
+        """Whether the values of all PIM regions are in the range of what stores them."""
+        return all(r.in_range for r in self.regions)
+
     def require(self) -> None:
         """Raise `VerificationError`, which names what differs, unless `is_verified` and free of
         violations.
@@ -109,8 +114,8 @@ class Verification:
 def beyond_fp16(layer: str) -> str:
     """The message about a layer on PIM whose values are too large for fp16."""
     return (
-        f"layer '{layer}' on PIM has values beyond fp16, above 65504: compile with --dtype fp32, or scale "
-        "the inputs or weights"
+        f"layer '{layer}' on PIM has values beyond fp16, above 65504: compile with --dtype fp32, scale the "
+        "inputs or weights, or give inputs that it is made for (--input)"
     )
 
 

@@ -40,8 +40,11 @@ def _grid_sample(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
 def _divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
     """Convert ``div`` with a rounding mode; the importer gives a number the type of integers."""
     x, divisor = importer.retrieve_args(node)[:2]
-    if not isinstance(divisor, relax.Expr):
-        divisor = relax.const(divisor, str(x.ty.dtype))
+    dtype = str((x if isinstance(x, relax.Expr) else divisor).ty.dtype)
+    x, divisor = (
+        operand if isinstance(operand, relax.Expr) else relax.const(operand, dtype)
+        for operand in (x, divisor)
+    )
     emit, mode = importer.block_builder.emit, node.kwargs.get("rounding_mode")
     if mode == "floor":
         return emit(relax.op.floor_divide(x, divisor))

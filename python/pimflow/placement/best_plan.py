@@ -36,7 +36,7 @@ from pimflow.placement.candidates import channel_modes, fused_groups, pim_attent
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -288,7 +288,7 @@ def search(
     baseline_plan = gpu_only_plan(generator, goal)
     gpu_only = baseline_plan.evaluation
     if goal.objective == "memory":
-        baseline_plan = smallest_gpu_only_plan(generator, goal)
+        baseline_plan = gpu_only_search(generator, goal).best() or baseline_plan
     plans = PlanSearch(graph, table, system, goal, progress)
     best_plan = plans.best()
     mixed_plan = best_plan if best_plan and best_plan.uses_pim else None

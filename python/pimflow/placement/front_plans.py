@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pimflow.placement.best_plan import SearchResult, to_search_result
-from pimflow.placement.gpu_baseline import gpu_only_table
+from pimflow.placement.gpu_baseline import gpu_only_search
 from pimflow.placement.plan_application import plan_candidates
 from pimflow.placement.solvers.front import front
 from pimflow.placement.solvers.plan_search import PlanSearch
@@ -21,9 +21,8 @@ def front_plans(search_result: SearchResult, points: int | None) -> list[SearchR
         For fewer points than one.
     """
     generator, table, goal = search_result.generator, search_result.table, search_result.goal
-    graph, system = search_result.graph, search_result.system
-    plans = PlanSearch(graph, table, system, goal)
-    gpu_only_front = front(PlanSearch(graph, gpu_only_table(generator), system, goal), points)
+    plans = PlanSearch(search_result.graph, table, search_result.system, goal)
+    gpu_only_front = front(gpu_only_search(generator, goal), points)
     search_results = []
     bound_ns = min(plans.latency_bound_ns, search_result.gpu_only.latency_ns)
     for front_plan in front(plans, points, gpu_only_front):

@@ -215,7 +215,10 @@ def _candidate(
     rewrite, covers = choice.rewrite, choice.regions
     is_any = isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)()
     if isinstance(rewrite, SubstitutionRewrite) or is_any:
-        rewrite = _fastest_candidate(table, covers, rewrite).rewrite
+        fastest = _fastest_candidate(table, covers, rewrite)
+        if channels is None:
+            return fastest
+        rewrite = fastest.rewrite
     if isinstance(rewrite, FusedGroupRewrite):
         try:
             tiling = GroupTiling.parse(rewrite.tiling)

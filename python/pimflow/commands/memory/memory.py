@@ -171,10 +171,6 @@ def plan_memory(
         Rewrites of the network before. Layers that may be fused are fused if that makes the pool smaller.
     policy, capacity_bytes, seconds
         See `memory.plan`.
-    alignment_bytes : int, optional
-        Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
-    in_place : bool
-        Whether elementwise results may overwrite operands that are not used later.
     inputs, input_values
         Arrays whose shapes fix those that the model leaves open; see `pimflow.compile`.
     **keywords

@@ -114,12 +114,6 @@ def infer(
     target : str, optional
         The target that it was compiled for (the default), or ``llvm+pim``, which every compiled directory
         has. ``c`` is built first, by this machine's C compiler.
-    repeat : int
-        Number of further calls to time.
-    compare : bool
-        Whether to run the directory's other targets too, as far as they run here, and compare outputs.
-    threads : int, optional
-        Threads of the C library; one by default.
     progress : callable
         Called with a text that says what is being done.
 

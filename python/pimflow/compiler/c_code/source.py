@@ -146,10 +146,9 @@ class _CStatements:
         for binding in (b for block in main.body.blocks for b in block.bindings):
             self._add_binding(binding.var, binding.value)
         result = main.body.body
-        self.results = list(result.fields) if isinstance(result, relax.Tuple) else self._fields(result)
-
-    def _fields(self, var: relax.Var) -> list[relax.Var]:
-        return self._tuples.get(var, [var])
+        self.results = (
+            list(result.fields) if isinstance(result, relax.Tuple) else self._tuples.get(result, [result])
+        )
 
     def _add_tensor(self, var: relax.Var, address: str) -> None:
         self.addresses[var] = address

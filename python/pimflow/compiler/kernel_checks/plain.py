@@ -9,12 +9,13 @@ import numpy.typing as npt
 import tvm
 from tvm import ir, relax, tirx
 
-from pimflow.relay_passes import grid_sample, keep_nan
+from pimflow.relay_passes import grid_sample, integer_division, keep_nan
 from pimflow.relay_passes.kernels import round_bf16
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 from pimflow.relay_passes.schedules.widen_half import WidenHalf
 
-_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | grid_sample.LEGAL  # group_norm.LEGAL is judged by TVM's
+# `group_norm.LEGAL` is judged by TVM's.
+_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | grid_sample.LEGAL | integer_division.LEGAL
 
 Arrays = Mapping[ir.Var, npt.NDArray[Any]]
 

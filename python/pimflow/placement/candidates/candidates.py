@@ -335,14 +335,10 @@ class CandidateGenerator:
             if device_epilogue.operators
             else (*self.deferred_epilogue(region, split), *region.epilogue.arithmetic)
         )
-        is_deferred = bool(operators) and self.defers_epilogue(region)
-        last_tasks = self.task_builder.partial_sum_tasks(
-            region, split, pim_cost.results, self.l2_rereads(region) if is_deferred else 0.0
-        )
-        if operators and not is_deferred:
-            last_tasks += filter(None, [self.epilogue_cost(region).task])
-        for task in last_tasks:
+        l2_rereads = self.l2_rereads(region) if operators and self.defers_epilogue(region) else 0.0
+        for task in self.task_builder.partial_sum_tasks(region, split, pim_cost.results, l2_rereads):
             tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+        deferred_epilogue = self.append_epilogue(tasks, region, operators)
         axis_label = "" if split.axis == "rows" else f" {split.axis}"
         split_name = f"SPLIT {split.gpu}/{split.extent(region.layer)}{axis_label}"
         return Candidate(
@@ -356,7 +352,7 @@ class CandidateGenerator:
                 accumulates_residual=device_epilogue.accumulates_residual,
             ),
             tasks=tuple(tasks),
-            deferred_epilogue=operators if is_deferred else (),
+            deferred_epilogue=deferred_epilogue,
             footprint=Footprint(
                 bank_rows=pim_cost.rows,
                 filter_bytes=region.weight_bytes(self.system.dtype, self._gpu_filter_bytes(region, split)),
@@ -436,6 +432,16 @@ class CandidateGenerator:
         }
         return region.name in fused_inputs and (first.kernel.has_anchor or not graph.is_shared(region.name))
 
+    def append_epilogue(
+        self, tasks: list[Task], region: Region, operators: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Append a kernel for the epilogue `operators` of a PIM region, or return them as deferred."""
+        if operators and self.defers_epilogue(region):
+            return operators
+        if operators and (task := self.epilogue_cost(region).task):
+            tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+        return ()
+
     def epilogue_cost(self, region: Region) -> EdgeCost:
         """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
         return self.task_builder.epilogue_cost(region)
@@ -488,7 +494,7 @@ class CandidateGenerator:
             LoopOrder.parse(rewrite.schedule),
             pixel_begin=split.pixel_begin(layer),
             row_begin=row_begin,
-            added_channels=device_epilogue.residual_channels(layer),
+            added_channels=layer.oc if device_epilogue.accumulates_residual else 0,
             **vars(device_epilogue.latch_use),
         )
         return self.costs.pim_target.program(request)

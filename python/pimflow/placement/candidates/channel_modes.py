@@ -18,10 +18,9 @@ delay is added.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms, with_fields
 from pimflow.core.region import ELEMENT_BYTES
@@ -116,8 +115,12 @@ def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Ca
     return with_channels(generator, candidate, GPU_CHANNELS_ALONE) or candidate
 
 
+@dataclass(frozen=True)
 class ChannelVariants(L2Reuse):
     """Makes the variants of the candidates of one network on a time-shared system."""
+
+    # By kernel and tensor, results of `_read_slowdown_ns`.
+    _read_slowdowns_ns: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate of a mixed plan."""
@@ -258,7 +261,10 @@ class ChannelVariants(L2Reuse):
         if variant.channels.stages_operand or not required.reader or not variant.tasks:
             return {(name, place, variant.input): IMPOSSIBLE for place in placements if place != required}
         edges: Transforms = {}
-        slowdown_ns = self._read_slowdown_ns(variant, name)
+        kernel = (variant.covers, variant.rewrite, name)  # the same for all variants
+        if kernel not in self._read_slowdowns_ns:
+            self._read_slowdowns_ns[kernel] = self._read_slowdown_ns(variant, name)
+        slowdown_ns = self._read_slowdowns_ns[kernel]
         native = replace(required, reader="")
         for placement in placements:
             actual_shares = self.tensor_shares(name, placement)
@@ -287,17 +293,6 @@ class ChannelVariants(L2Reuse):
 
     def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
-        kernel = (variant.covers, variant.rewrite, name)
-        if kernel not in self._read_slowdowns_ns:
-            self._read_slowdowns_ns[kernel] = self._compute_read_slowdown_ns(variant, name)
-        return self._read_slowdowns_ns[kernel]
-
-    @functools.cached_property
-    def _read_slowdowns_ns(self) -> dict[tuple[object, ...], float]:
-        """Results of `_read_slowdown_ns`, which are the same for all variants of a kernel."""
-        return {}
-
-    def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         narrow_candidate = self._with_channel_count(variant, self.system.gpu_channels)
         traffic = self._traffic(variant)
         slowdown_ns = _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate))

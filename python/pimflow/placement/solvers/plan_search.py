@@ -13,7 +13,7 @@ from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
 from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
-from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
+from pimflow.placement.solvers.exhaustive import affordable_covers
 from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, with_rounding
 from pimflow.placement.solvers.plan_memory import PlanMemory
@@ -194,7 +194,7 @@ class PlanSearch:
             is_truncated = any(labels.dropped_bound < INFINITE for _, labels in answers)
             return self._small_plan(query, bound) if is_truncated and query.counts_memory else None
         label, best_query = min(plans, key=lambda pair: value(pair[0]))
-        plan = self._certified(label, best_query)
+        plan = self._certify(label, best_query)
         return replace(plan, value=value(label), bound=min(bound, value(label)))
 
     def _small_plan(self, query: SearchQuery, bound: float) -> EvaluatedPlan | None:
@@ -214,9 +214,9 @@ class PlanSearch:
         task_pj = plan.evaluation.energy_pj - self.energy.per_ns * latency_ns
         return criterion.value(latency_ns, task_pj, plan.candidates)
 
-    def _certified(self, label: Label, query: SearchQuery) -> EvaluatedPlan:
+    def _certify(self, label: Label, query: SearchQuery) -> EvaluatedPlan:
         """Evaluate a plan, and check the search's figures: the evaluator shares no code with the search."""
-        plan = self.evaluated(label.candidates)
+        plan = self.evaluate_plan(label.candidates)
         for criterion, value in zip(query.criteria, label.values):
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
@@ -237,7 +237,7 @@ class PlanSearch:
         if is_comparable and memory_bytes != label.pool_bytes:
             raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {memory_bytes} B")
 
-    def evaluated(self, candidates: tuple[Candidate, ...]) -> EvaluatedPlan:
+    def evaluate_plan(self, candidates: tuple[Candidate, ...]) -> EvaluatedPlan:
         """The plan of `candidates`, evaluated."""
         return EvaluatedPlan(
             candidates=candidates,
@@ -246,17 +246,12 @@ class PlanSearch:
         )
 
     def _exhaustive(self) -> EvaluatedPlan | None:
-        def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
-            """The sort key of a plan; None if it exceeds a bound."""
-            plan = self.evaluated(candidates)
-            return self.goal.rank(plan) if self.allows(plan) else None
-
-        candidates = solve_exhaustive(self.graph, self.table, rank, self.goal.search_seconds, self.progress)
-        if candidates is None:
+        covers = affordable_covers(self.graph, self.table, self.goal.search_seconds, self.progress)
+        best = min(filter(self.allows, map(self.evaluate_plan, covers)), key=self.goal.rank, default=None)
+        if best is None:
             return None
-        plan = self.evaluated(candidates)
-        value = plan.memory_bytes if self.goal.objective == "memory" else self.goal.value(plan.evaluation)
-        return replace(plan, value=value, bound=value)
+        value = best.memory_bytes if self.goal.objective == "memory" else self.goal.value(best.evaluation)
+        return replace(best, value=value, bound=value)
 
     def allows(self, plan: EvaluatedPlan) -> bool:
         """Whether a plan keeps to all bounds, and fits PIM's channels."""
@@ -277,12 +272,11 @@ class PlanSearch:
             return None
         min_ns, min_pj = fastest.bound, frugal.bound
         memory_limit = self.goal.max_memory_bytes or math.inf
-        plans = [fastest, frugal]
-        middle = self.energy_latency_sum(min(map(self.goal.rank, plans))[1] / min_ns**2)
+        best = min(fastest, frugal, key=self.goal.rank)
+        middle = self.energy_latency_sum(self.goal.value(best.evaluation) / min_ns**2)
         quick_query = replace(self._query((middle,), memory_limit), max_labels=GOOD_PLAN_LABELS)
         if (good_plan := self._best_plan(quick_query)) and self._fits_channels(good_plan):
-            plans.append(good_plan)
-        best = min(plans, key=self.goal.rank)
+            best = min(best, good_plan, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (min_pj**2 / product, product / min_ns**2)
         criteria = tuple(
@@ -309,7 +303,7 @@ class PlanSearch:
             label = min(labels.plans, key=label_product, default=None)
             if label is not None and label_product(label) < product:
                 product = label_product(label)
-                best = self._certified(label, pool_query)
+                best = self._certify(label, pool_query)
             if labels.dropped_bound < INFINITE:
                 # Partial plans were dropped: of all plans with such a sum, the product is least at an end.
                 sum_pj = labels.dropped_bound

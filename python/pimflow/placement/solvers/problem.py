@@ -26,7 +26,7 @@ from pimflow.placement.solvers.view_aliases import ViewAliases
 
 _problem = native.get("pimflow.placement.problem")
 
-ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
+_MODES = (None, ChannelMode.PIM, ChannelMode.PLAIN_MEMORY)  # of PIM's channels, in the order of C++
 
 
 class PlacementProblem:
@@ -144,7 +144,8 @@ class PlacementProblem:
         end = index + len(representative.covers)
         is_dead_end = bool(representative.leaves_open) and self._aliases.begins_at(end)
         position = self._order[representative.covers[0]]
-        may_switch = self.table.switch.task is not None
+        modes = (representative.channel_mode, representative.final_channel_mode)
+        required_mode, final_mode = map(_MODES.index, modes if self.table.switch.task else (None, None))
         for candidate in group:
             self._append_candidate(tables, candidate)
         tables.append(
@@ -155,8 +156,8 @@ class PlacementProblem:
             requires_open=self._open_alternatives[representative.requires_open],
             leaves_open=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
-            required_mode=self._mode(may_switch, representative.channel_mode),
-            final_mode=self._mode(may_switch, representative.final_channel_mode),
+            required_mode=required_mode,
+            final_mode=final_mode,
             defers_epilogue=bool(representative.deferred_epilogue),
             keeps_submission_open=representative.keeps_submission_open,
             continues=continues and any(candidate.begins_on_pim for candidate in group),
@@ -309,12 +310,6 @@ class PlacementProblem:
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")
         return edge
-
-    @staticmethod
-    def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
-        if mode is None or not may_switch:
-            return ANY_MODE
-        return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
 
 
 _Result = tuple[TensorPlacement, int | None]

@@ -82,15 +82,8 @@ _NUMBERS = {"value_float": "float32", "value_floats": "float32", "value_int": "i
 _BY_SHAPE = {
     *("ArrayFeatureExtractor", "Attention", "Col2Im", "CumProd", "DeformConv", "DequantizeLinear", "Det"),
     *("DFT", "EyeLike", "FusedMatMul", "LayerNormalization", "LpPool", "MaxPool", "MaxUnpool", "OneHot"),
-    *(
-        "QAttention",
-        "QuantizeLinear",
-        "ReduceLogSumExp",
-        "ReverseSequence",
-        "RMSNormalization",
-        "SpaceToDepth",
-        "STFT",
-    ),
+    *("QAttention", "QuantizeLinear", "ReduceLogSumExp", "ReverseSequence", "RMSNormalization"),
+    *("SpaceToDepth", "STFT"),
     *("MatMulInteger16", "TensorScatter", "TfIdfVectorizer", "TransposeMatMul", "UnfoldTensor"),
 }
 
