@@ -30,7 +30,7 @@ from pimflow.commands.shared.search_arguments import SEARCH, as_system
 from pimflow.compiler import artifact, ir_dump
 from pimflow.compiler.artifact import WrittenDirectory
 from pimflow.compiler.build import Build
-from pimflow.compiler.kernel_checks.check import require_kernels
+from pimflow.compiler.kernel_checks.check import KernelCheck, require_kernels
 from pimflow.compiler.verification import Verification
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
@@ -252,17 +252,19 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     placed = steps.place_network(request, model, prepared)
     selection = steps.select_primitives(request, prepared)
     build_set = steps.build_targets(request, prepared.network, placed.search_result, selection, reference)
-    checked_kernels = 0
+    checks: list[KernelCheck] = []
     if request.check_kernels:
         request.progress("checking kernels")
-        checked_kernels = require_kernels(prepared.network, placed.search_result)
+        checks = require_kernels(prepared.network, placed.search_result)
     verification = steps.verify_builds(request, model, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = compile_results.extra_reports(request, prepared, placed, reference, selection, build_set)
     part = steps.decoder_part(model, prepared.network, placed.search_result, request.options.context)
     extras = replace(extras, part=part)
     report = compile_results.assemble_report(placed, build_set, verification, reference, extras, begin)
-    report = replace(report, gpu_part=replace(report.gpu_part, checked_kernels=checked_kernels))
+    uncompared = sum(bool(check.unknown) for check in checks)
+    gpu_part = replace(report.gpu_part, checked_kernels=len(checks), uncompared_kernels=uncompared)
+    report = replace(report, gpu_part=gpu_part)
     convention_search = steps.convention_search(request, prepared, placed)
     del prepared  # linking needs the memory of its weights, which the builds contain
     directory = None

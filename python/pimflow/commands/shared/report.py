@@ -108,6 +108,8 @@ class GpuPart:
         The compiler of the CUDA kernels, or why they are not compiled.
     checked_kernels : int
         Kernels that were checked thread by thread, and hold; 0 if that was not requested.
+    uncompared_kernels : int
+        Those of them with a result that was not compared, since blocks did not run that it depends on.
     """
 
     target: str
@@ -119,6 +121,7 @@ class GpuPart:
     compiler: str
     flaw: str
     checked_kernels: int = 0
+    uncompared_kernels: int = 0
 
     @classmethod
     def from_search(

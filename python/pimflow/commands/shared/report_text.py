@@ -339,4 +339,6 @@ def _gpu_line(part: GpuPart) -> str:
             f"compiled by {part.compiler}; no CUDA device here, so the llvm+pim twin was run and verified"
         )
     checked = f"; {part.checked_kernels} kernels checked thread by thread" if part.checked_kernels else ""
+    if part.uncompared_kernels:
+        checked += f", values of {part.uncompared_kernels} not all compared: some blocks did not run"
     return f"gpu part  {part.kernels} kernels, {modelled}; {measured}{checked}"

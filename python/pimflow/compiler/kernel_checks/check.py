@@ -204,8 +204,8 @@ def require_cuda(option: str, target: str) -> None:
         raise UsageError(f"--{option.replace('_', '-')} is about CUDA kernels; give --target cuda+pim")
 
 
-def require_kernels(network: Network, search_result: SearchResult) -> int:
-    """Check the CUDA kernels of a network that is built by a plan; returns how many there are.
+def require_kernels(network: Network, search_result: SearchResult) -> list[KernelCheck]:
+    """Check the CUDA kernels of a network that is built by a plan.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def require_kernels(network: Network, search_result: SearchResult) -> int:
     if faulty:
         others = f" ({len(faulty) - 1} more kernels do not hold)" if len(faulty) > 1 else ""
         raise VerificationError(f"GPU kernel '{faulty[0].name}': {faulty[0].verdict}{others}")
-    return len(checks)
+    return checks
 
 
 def shared_elements(kernel: ScheduledKernel, seed: int = 0) -> dict[ir.Var, int]:
