@@ -19,7 +19,7 @@ def _is_plain(divisor: relax.Expr) -> bool:
     return bool(((values != 0) & (values != -1)).all())
 
 
-def _guarded(divide: Callable[..., tirx.Expr], is_quotient: bool) -> Callable:
+def _guard(divide: Callable[..., tirx.Expr], is_quotient: bool) -> Callable:
     """A legalisation rule: TVM's own of floats and of plain divisors, else `divide` by what is neither."""
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -49,8 +49,8 @@ def _guarded(divide: Callable[..., tirx.Expr], is_quotient: bool) -> Callable:
 
 
 LEGAL = {
-    "relax.divide": _guarded(tirx.truncdiv, True),
-    "relax.floor_divide": _guarded(tirx.floordiv, True),
-    "relax.mod": _guarded(tirx.truncmod, False),
-    "relax.floor_mod": _guarded(tirx.floormod, False),
+    "relax.divide": _guard(tirx.truncdiv, True),
+    "relax.floor_divide": _guard(tirx.floordiv, True),
+    "relax.mod": _guard(tirx.truncmod, False),
+    "relax.floor_mod": _guard(tirx.floormod, False),
 }

@@ -107,7 +107,9 @@ class CompileConstants:
             folds = kind in _SHAPE_ONLY or constant_vars.issuperset(read)
             if folds:
                 constant_vars.add(binding.var)
-            if kind and (folds or not all(map(_is_tensor, (binding.var, *read)))):
+            if kind and (
+                folds or not all(isinstance(var.ty, relax.TensorType) for var in (binding.var, *read))
+            ):
                 return relax.transform.FoldConstant()(mod)
         return mod
 
@@ -119,10 +121,6 @@ def _converts(var: relax.Var, value: relax.Expr) -> bool:
         return False
     source = str(value.args[1 if kind in _FILLS else 0].ty.dtype)
     return source in _NUMBERS and ("float" not in source or "int" not in str(var.ty.dtype))
-
-
-def _is_tensor(var: relax.Var) -> bool:
-    return isinstance(var.ty, relax.TensorType)
 
 
 def _array(expr: relax.Expr) -> np.ndarray | None:

@@ -55,13 +55,12 @@ class ChannelwiseOperator:
         scalars = [str(arg) for arg in self.call.args[1:]] if self.constant is None else []
         return operator(self.call), self.position, self.constant is None, *scalars, str(self.call.attrs)
 
-    def call_on(self, x: relax.Expr, constant: np.ndarray | None = None) -> relax.Call:
+    def call_on(self, x: relax.Expr, constant: relax.Expr | None = None) -> relax.Call:
         """The call on `x`, with `constant` in place of its own if it is given."""
-        args = list(self.call.args)
+        args = self.call.args[:]
         args[self.position] = x
         if constant is not None:
-            dtype = args[1 - self.position].ty.dtype
-            args[1 - self.position] = relax.const(constant.reshape(1, 1, 1, -1), dtype)
+            args[1 - self.position] = constant
         return relax.Call(self.call.op, args, self.call.attrs)
 
     def channel_constants(self, channels: int) -> np.ndarray:
@@ -174,7 +173,9 @@ def sum_branches(branches: Sequence[Branch]) -> Branch:
 
 
 def _with_constant(operation: ChannelwiseOperator, constant: np.ndarray) -> ChannelwiseOperator:
-    return ChannelwiseOperator(operation.call_on(operation.operand, constant), operation.position, constant)
+    dtype = operation.call.args[1 - operation.position].ty.dtype
+    call = operation.call_on(operation.operand, relax.const(constant.reshape(1, 1, 1, -1), dtype))
+    return ChannelwiseOperator(call, operation.position, constant)
 
 
 def _stack_filters(branches: Sequence[Branch], *, rows: bool) -> tuple[np.ndarray, tuple[relax.Expr, ...]]:

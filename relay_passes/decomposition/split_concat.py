@@ -56,6 +56,24 @@ class _SplitSite:
         return [shape(part)[3] for part in self.parts]
 
 
+class ConstantSlices:
+    """Slices of constants along their last axis, each made once."""
+
+    def __init__(self) -> None:
+        # By handle of a constant, begin and end; with the constant, so that nothing else gets its handle.
+        self._slices: dict[tuple[int, int, int], tuple[relax.Expr, relax.Expr]] = {}
+
+    def slice(self, constant: relax.Expr, begin: int, end: int, channels: int) -> relax.Expr:
+        """Elements `begin` to `end` of the last axis of `constant`, which has `channels` elements or one."""
+        key = constant.__chandle__(), begin, end
+        if key not in self._slices:
+            values = constant.value.numpy()
+            values = values if values.ndim == 4 else values.reshape(1, 1, 1, -1)
+            values = np.broadcast_to(values, (*values.shape[:3], channels))[..., begin:end]
+            self._slices[key] = constant, relax.const(np.ascontiguousarray(values), constant.ty.dtype)
+        return self._slices[key][1]
+
+
 @tvm.transform.module_pass(opt_level=0, name="SplitConcat")
 class SplitConcat:
     """Replace the fconv of a concatenation by an fconv of each part, and their sum.
@@ -68,20 +86,22 @@ class SplitConcat:
     ----------
     names : collection of str, optional
         Variables of the fconvs to treat; all by default.
+    slices : ConstantSlices, optional
+        Slices of earlier modules with the same constants, which are not made again.
 
     Rewrite: ``fconv(relu(concat(x, y))) -> add(fconv_1(relu(x)), fconv_2(relu(y)))``.
     Preserves: values up to the order of sums, shapes, names of other layers. New layers are called
     ``a.fconv_1``, ``a.fconv_2`` and have the role of ``a.fconv``.
     """
 
-    def __init__(self, names: Collection[str] | None = None):
-        self.names = names
+    def __init__(self, names: Collection[str] | None = None, slices: ConstantSlices | None = None):
+        self.names, self.slices = names, slices or ConstantSlices()
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         """`mod` after the pass."""
         selected = self.names
         while sites := _sites(mod, selected):
-            mod = _split(mod, sites)
+            mod = _split(mod, sites, self.slices)
             if selected is not None:  # a part may be a concatenation itself
                 part_names = [f"{s.name}_{i + 1}" for s in sites for i in range(len(s.parts))]
                 selected = {*selected, *part_names}
@@ -100,7 +120,7 @@ def unsplit_elements(mod: tvm.IRModule) -> dict[str, int]:
     return {site.name: bound.concat_elements(site.parts) for site in _sites(mod)}
 
 
-def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
+def _split(mod: tvm.IRModule, sites: list[_SplitSite], slices: ConstantSlices) -> tvm.IRModule:
     names, role_of, counts = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod), use_counts(mod)
     bound = {b.var for b in main_bindings(mod)}
     used_names = {names.get(var.name, var.name) for var in bound}
@@ -114,7 +134,8 @@ def _split(mod: tvm.IRModule, sites: list[_SplitSite]) -> tvm.IRModule:
 
     def emit_part(builder: relax.BlockBuilder, site: _SplitSite, index: int) -> None:
         """Emit the fconv of part `index`, and add it to the sum of the site."""
-        part = _partial(builder, site, index, var_remap.get(site.parts[index], site.parts[index]))
+        x = var_remap.get(site.parts[index], site.parts[index])
+        part = _partial(builder, site, index, x, slices)
         layer = unique_name(f"{layer_name(mod, site.fconv.var)}_{index + 1}", used_names)
         used_names.add(layer)
         names[part.name], role_of[layer] = layer, "fconv"
@@ -176,15 +197,19 @@ def _sites(mod: tvm.IRModule, selected: Collection[str] | None = None) -> list[_
     return sites
 
 
-def _partial(builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax.Expr) -> relax.Var:
+def _partial(
+    builder: relax.BlockBuilder, site: _SplitSite, index: int, x: relax.Expr, slices: ConstantSlices
+) -> relax.Var:
     """Emit the fconv of one part."""
     begin, channels = sum(site.channels[:index]), sum(site.channels)
     end = begin + site.channels[index]
     name = f"{site.name}_{index + 1}"
     for operation in site.operators:
-        constant = None if operation.constant is None else operation.channel_constants(channels)[begin:end]
+        constant = None
+        if operation.constant is not None:
+            whole = operation.call.args[1 - operation.position]
+            constant = slices.slice(whole, begin, end, channels)
         x = emit_as(builder, x, operation.call_on(x, constant), f"{name}_in")
     call = site.fconv.value
-    filters = np.ascontiguousarray(call.args[1].value.numpy()[..., begin:end])
-    conv = relax.Call(call.op, [x, relax.const(filters, call.args[1].ty.dtype)], call.attrs)
-    return emit_as(builder, site.fconv.var, conv, name)
+    filters = slices.slice(call.args[1], begin, end, channels)
+    return emit_as(builder, site.fconv.var, relax.Call(call.op, [x, filters], call.attrs), name)

@@ -114,13 +114,7 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCopy:
-    """The copy of a slice or concatenation.
-
-    Attributes
-    ----------
-    size_bytes : int
-        Bytes of the copy.
-    """
+    """The copy of a slice or concatenation."""
 
     layer: str
     size_bytes: int
@@ -151,11 +145,12 @@ def kernel_groups(mod: tvm.IRModule, *, views: bool = True) -> list[KernelGroup]
     grouping = _Grouping(mod, views)
     for binding in main_bindings(mod):
         grouping.add(binding)
-    for group in grouping.groups:
+    groups = grouping.groups
+    for group in groups:
         if group.fusible and is_pure_reshape(group.bindings):
             group.fusible, group.view = False, True
             group.copy_reasons.clear()
-    return grouping.groups
+    return groups
 
 
 def attention_kernels(mod: tvm.IRModule, group: KernelGroup) -> tvm.IRModule | None:
@@ -196,16 +191,11 @@ def free_variables(bindings: Sequence[relax.VarBinding]) -> list[relax.Var]:
 
 
 class _Grouping:
-    """Groups of the bindings of ``main`` so far, by the rules of `kernel_groups`.
-
-    Attributes
-    ----------
-    groups : list of KernelGroup
-        In the order in which their results appear.
-    """
+    """Groups of the bindings of ``main`` so far, by the rules of `kernel_groups`."""
 
     def __init__(self, mod: tvm.IRModule, views: bool):
-        self.groups: list[KernelGroup] = []
+        # By group, the place of its last binding: in the order in which their results appear.
+        self._places: dict[KernelGroup, int] = {}
         self._mod, self._views = mod, views
         self._counts = use_counts(mod)
         self._order = ReadOrder(mod, self._counts)
@@ -217,6 +207,11 @@ class _Grouping:
             relax.Var, relax.Var
         ] = {}  # by variable, the concatenation inside which it lies
         self._terms: dict[relax.Var, int] = {}  # by variable, the terms of its expression in its kernel
+
+    @property
+    def groups(self) -> list[KernelGroup]:
+        """The groups, in the order in which their results appear."""
+        return list(self._places)
 
     def add(self, binding: relax.VarBinding) -> None:
         """Add the next binding to the group of an operand, or to a group of its own."""
@@ -238,9 +233,8 @@ class _Grouping:
         group.is_epilogue |= _is_split_join(binding)
         group.bindings.append(binding)
         group.copy_reasons |= {binding.var: copy_reason} if copy_reason else {}
-        if group in self.groups:
-            self.groups.remove(group)
-        self.groups.append(group)
+        self._places.pop(group, None)  # it comes last
+        self._places[group] = len(self._producers)
         self._producers[binding.var] = group  # `_merge` has done so for the bindings that were merged
         inside = {v: self._terms[v] for v in operands if self._producers[v] is group}
         self._terms[binding.var] = 1 if group.anchor is binding else _term_count(binding.value, inside)
@@ -267,12 +261,12 @@ class _Grouping:
         ]
         # The last one is the host. If PIM computes it, or a part of it, this operator is its epilogue.
         is_epilogue = _is_split_join(binding) or (
-            bool(hosts and pim_groups) and max(hosts + pim_groups, key=self.groups.index) in pim_groups
+            bool(hosts and pim_groups) and max(hosts + pim_groups, key=self._places.__getitem__) in pim_groups
         )
         if hosts and not is_epilogue:
             return self._join_hosts(hosts)
         group = KernelGroup()
-        last = max(open_ends, key=self.groups.index, default=None)
+        last = max(open_ends, key=self._places.__getitem__, default=None)
         group.fusible_inputs |= {v for v in operands if self._is_read_once(v) and self._producers[v] is last}
         group.ordered_after |= {
             _first_reader(self._readers[v])
@@ -309,7 +303,7 @@ class _Grouping:
 
     def _join_hosts(self, hosts: Sequence[KernelGroup]) -> KernelGroup:
         """The last of `hosts`, joined by the others that may be one kernel with it if one of them slices."""
-        group = max(hosts, key=self.groups.index)
+        group = max(hosts, key=self._places.__getitem__)
         for host in dict.fromkeys(hosts):
             if host is group or not (_has_slices(group) or _has_slices(host)):
                 continue
@@ -397,7 +391,7 @@ class _Grouping:
         """Record that `group` now has the bindings of `source`, which is no longer a kernel."""
         group.copy_reasons |= source.copy_reasons
         group.ordered_after |= source.ordered_after
-        self.groups.remove(source)
+        del self._places[source]
         self._producers.update((b.var, group) for b in source.bindings)
         for readers in self._readers.values():
             if id(source) in readers:

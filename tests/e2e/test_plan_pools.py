@@ -6,25 +6,26 @@ import pytest
 from branching import randomly_wired, wide_branches
 from drawn_plans import random_plan
 from length import long_but
+from papers.temco_variants import with_fused_runs
 
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
-from pimflow.compiler import build, phases
+from pimflow.compiler import build, phases, plan_pools
+from pimflow.compiler.plan_pools import PlanPools
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
-from pimflow.decomposition.activations import fuse_runs
 from pimflow.fusion.kernels import tile_groups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import CandidateGenerator, Goal, profile
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.best_plan import SearchedNetwork, to_search_result
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import Solution
 from pimflow.relay_passes.memory.buffers import buffers
+from pimflow.relay_passes.memory.pool_bound import stored_bytes
 from pimflow.relay_passes.schedules import schedule_cpu
 
 BLOCK = Pipeline(
@@ -35,12 +36,14 @@ BLOCK = Pipeline(
 
 
 def pool_bytes(network, search_result, target):
-    """Of what is built, by the planner: it shares nothing with the row."""
+    """Of what is built, by the planner: it shares nothing with the row. No bound is above it."""
     tvm_target = targets.target_by_name(target)
     applied = build.apply_search_result(network.module, search_result)
     lowered = buffers(phases.allocate(applied, tvm_target, search_result.system))
     plan = memory.merge_pools(memory.plan(lowered.liveness().lifetimes))
     assert search_result.channel_sets() or {pool.memory for pool in plan.pools} == {"gpu"}
+    pools = PlanPools(network=network, target=tvm_target, system=search_result.system)
+    assert 0 < pools.bound_bytes(applied) <= plan.pool_bytes
     return plan.pool_bytes
 
 
@@ -65,13 +68,33 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     planning, target = PoolPlanning(), targets.target_by_name("llvm+pim")
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
     network = prepare.prepare(frontend.load("toy"), options, system()).network
-    modules = network.module, fuse_runs(network.module)
+    modules = network.module, with_fused_runs(network).module
     made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
     assert made[0] != made[1]
     assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
     monkeypatch.setattr(schedule_cpu, "_schedule", None)  # from now on no kernel is made
     monkeypatch.setattr(tile_groups, "generate", None)
     assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
+
+
+@pytest.mark.long
+def test_a_plan_is_lowered_only_if_its_pool_may_be_the_smallest(monkeypatch):
+    options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
+    prepared = prepare.prepare(frontend.load("toy"), options, system())
+    graph = prepare.regions(prepared.network, fuse_activations=True)
+
+    def frugal(bound) -> tuple[object, int, int]:
+        """The plan, its pool, and how many pools were planned, by a bound."""
+        monkeypatch.setattr(plan_pools, "stored_bytes", bound)
+        pools = PlanPools(
+            network=prepared.network, target=targets.target_by_name("llvm+pim"), system=system()
+        )
+        plan = plan_pools.frugal_plan(graph, system(), Costs(system(), Profiling()), pools)
+        return plan.plan.choices, pools.pool_bytes(plan), len(pools._cached_bytes)
+
+    bounded, unbounded = frugal(stored_bytes), frugal(lambda *_, **__: 0)
+    assert bounded[:2] == unbounded[:2]
+    assert frugal(lambda *_, **__: 1 << 40)[2] == 1 < unbounded[2]
 
 
 @pytest.mark.parametrize("case", long_but(QUICK, CASES))
@@ -94,8 +117,7 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     exact = 0
     for _ in range(4):
         chosen = random_plan(generator, table, draw)
-        solution = Solution(candidates=chosen)
-        search_result = to_search_result(inputs, solution)
+        search_result = to_search_result(inputs, chosen)
         row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
         spread = max(len(set(search_result.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 fft = torch.fft
 
 
-def placed_modes(x):
+def mode_placement(x):
     """A Fourier layer: a product of some modes, which are written into zeros."""
     modes = fft.rfft2(x, norm="forward")
     result = torch.zeros_like(modes)
@@ -21,7 +21,7 @@ def placed_modes(x):
     return fft.irfft2(result, s=x.shape[-2:], norm="forward")
 
 
-def rotated(x):
+def rotate(x):
     angles = torch.arange(12.0).reshape(4, 3)
     pairs = torch.view_as_complex(x[..., :6].contiguous().reshape(2, 4, 3, 2))
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(2)
@@ -36,8 +36,8 @@ FUNCTIONS = {
     "sizes": lambda x: fft.rfft(x, norm="ortho").abs(),
     "both ways": lambda x: fft.ifft2(fft.fft2(x) * 2).real + fft.ifft(x, dim=1).imag,
     "along the first axis": lambda x: fft.irfft(fft.rfft(x, dim=1), n=4, dim=1) + fft.hfft(x, n=7),
-    "modes": placed_modes,
-    "rotations": rotated,
+    "modes": mode_placement,
+    "rotations": rotate,
     "ratios": ratio,
     "spectrogram": lambda x: torch.stft(
         x.flatten(1), 8, 4, window=torch.hann_window(8), return_complex=True
@@ -45,7 +45,7 @@ FUNCTIONS = {
 }
 
 
-class Functions(torch.nn.Module):
+class ComplexFunctions(torch.nn.Module):
     def __init__(self, names):
         super().__init__()
         self.names, self.weight = names, torch.nn.Parameter(torch.randn(4, dtype=torch.complex64))
@@ -59,7 +59,7 @@ class Functions(torch.nn.Module):
 @pytest.mark.parametrize("names", long_but(["weights"], {"weights": [], "all": list(FUNCTIONS)}))
 def test_results_are_those_of_pytorch(names):
     torch.manual_seed(0)
-    x, network = torch.randn(2, 4, 7), Functions(names)
+    x, network = torch.randn(2, 4, 7), ComplexFunctions(names)
     loaded = frontend.load(torch.export.export(network, (x,)))
     results = outputs(loaded.module, [x.numpy()])
     for name, result, expected in zip(["weights", *names], results, network(x), strict=True):

@@ -42,7 +42,7 @@ FUNCTIONS = {
 }
 
 
-class Functions(torch.nn.Module):
+class LinearAlgebra(torch.nn.Module):
     def __init__(self, names):
         super().__init__()
         self.names = names
@@ -54,7 +54,7 @@ class Functions(torch.nn.Module):
 
 @pytest.mark.parametrize("names", long_but(["first"], {"first": ["determinants"], "all": list(FUNCTIONS)}))
 def test_results_are_those_of_pytorch(names):
-    network = Functions(names)
+    network = LinearAlgebra(names)
     loaded = frontend.load(torch.export.export(network, (MATRICES,)))
     results = outputs(loaded.module, [MATRICES.numpy()])
     for result, expected in zip(results, network(MATRICES.double()), strict=True):

@@ -34,7 +34,7 @@ class Cases(torch.nn.Module):
         return x.bfloat16().float(), x.half().argmax(-1), x.half(), thirds, x.double().mean(-1)
 
 
-class Counting(torch.nn.Module):
+class CountingProgram(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("total", torch.ones(3, dtype=torch.bfloat16))
@@ -79,7 +79,7 @@ def test_casts_that_round_stay():
 
 @pytest.mark.long
 def test_buffers_are_in_fp32_too():
-    program = torch.export.export(Counting(), (torch.ones(3, dtype=torch.bfloat16),))
+    program = torch.export.export(CountingProgram(), (torch.ones(3, dtype=torch.bfloat16),))
     steps = np.array([0.5, 1, 2], "float32")
     for written, doubled in results(program, np.ones(3, "float32"), steps):
         assert (written.dtype, doubled.dtype) == (np.float32, ml_dtypes.bfloat16)

@@ -144,11 +144,6 @@ class Interface:
     ) -> dict[str, np.ndarray]:
         """Sort `inputs` in the network's order and convert them to its dtypes.
 
-        Parameters
-        ----------
-        allow_missing : bool
-            Whether inputs may be missing.
-
         Raises
         ------
         ArtifactError

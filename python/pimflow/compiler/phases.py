@@ -71,8 +71,6 @@ class PlanRewrites:
 
     Attributes
     ----------
-    splits : mapping of str to Split
-        By region that is split.
     programs : mapping of str to PimProgram
         By region wholly or partly on PIM; parts have the names of `stage_name`.
     pipelines : sequence of Pipeline
@@ -197,8 +195,6 @@ class CachesInModule:
     ----------
     products : dict of str to (CachedAttention, str, int)
         By the symbol that the executable calls: the attention, one of its products, and the group.
-    inputs : dict of str to PackedCache
-        By input that is a cache, its layout in the banks.
     """
 
     products: dict[str, CacheProduct]

@@ -27,8 +27,10 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, SearchResult, search
 from pimflow.placement.best_plan import with_candidates, with_plan
-from pimflow.placement.candidates import channel_modes, fused_groups
+from pimflow.placement.candidates import channel_modes, fused_groups, rewrites
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.relay_passes.flat import main_bindings
+from pimflow.relay_passes.memory.pool_bound import stored_bytes
 
 SEARCHES = 3  # with a smaller bound each time
 
@@ -43,8 +45,6 @@ class PoolChoice:
         Pool of the plan that the search chose by live bytes.
     frugal_bytes : int
         Pool of the network on the GPU only, in as little memory as possible: what ``pimflow memory`` plans.
-    pool_bytes : int
-        Pool of the plan.
     staged : bool
         Whether the plan is not from the search but mixed from the fastest plan and the one in little memory.
     latency_gap : float
@@ -79,36 +79,69 @@ class PlanPools:
     _cached_bytes: dict[tuple[object, ...], int] = field(default_factory=dict, repr=False, compare=False)
     _smallest: dict[tuple[object, ...], PlanModules] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def _storage_dtype(self) -> str:
+        return self.system.dtype if "gpu" in list(self.target.keys) else "fp32"
+
     def search_bound(self, bound: float) -> float:
         """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
-        search_dtype = self.system.dtype
-        stored_dtype = search_dtype if "gpu" in list(self.target.keys) else "fp32"
+        search_dtype, stored_dtype = self.system.dtype, self._storage_dtype
         if stored_dtype == search_dtype:
             return bound
         # The smaller the type, the larger is the share of bytes that alignment leaves unused.
         unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
         return bound * ELEMENT_BYTES[search_dtype] / ELEMENT_BYTES[stored_dtype] + unused
 
+    def smallest(self, plans: Iterable[SearchResult]) -> SearchResult:
+        """The plan with the smallest pool; of equal ones the fastest, then the first.
+
+        A plan is lowered, which takes long, only if it may be the one.
+        """
+        best, min_cost = None, (math.inf, math.inf)
+        for plan in plans:
+            latency_ns = plan.evaluation.latency_ns
+            if best is not None and _choices(plan.candidates) not in self._cached_bytes:
+                applied = apply_search_result(self.network.module, plan)
+                if (self.bound_bytes(applied), latency_ns) >= min_cost:
+                    continue
+                self._measure(plan, applied)
+            cost = self.pool_bytes(plan), latency_ns
+            if best is None or cost < min_cost:
+                best, min_cost = plan, cost
+        assert best is not None, "there are plans"
+        return best
+
+    def bound_bytes(self, applied: tvm.IRModule) -> float:
+        """A lower bound of the pool of the network with a plan."""
+        share = ELEMENT_BYTES[self._storage_dtype] / ELEMENT_BYTES["fp32"]
+        return share * stored_bytes(applied, views=self.system.uses_views)
+
     def pool_bytes(self, search_result: SearchResult) -> int:
         """Bytes of the pool of a plan as it is built."""
         key = _choices(search_result.candidates)
         if key not in self._cached_bytes:
-            modules = self._lower(search_result)
-            pool_bytes = self.planning.module_pool_bytes(modules.lowered)
-            if pool_bytes < min(self._cached_bytes.values(), default=math.inf):
-                self._smallest.clear()
-                self._smallest[key] = modules
-            self._cached_bytes[key] = pool_bytes
+            self._measure(search_result, apply_search_result(self.network.module, search_result))
         return self._cached_bytes[key]
+
+    def _measure(self, search_result: SearchResult, applied: tvm.IRModule) -> None:
+        """Lower the network with a plan, and store the bytes of its pool."""
+        key, lowered = _choices(search_result.candidates), self._lower(applied)
+        pool_bytes = self.planning.module_pool_bytes(lowered)
+        if pool_bytes < min(self._cached_bytes.values(), default=math.inf):
+            self._smallest.clear()
+            self._smallest[key] = PlanModules(applied=applied, lowered=lowered)
+        self._cached_bytes[key] = pool_bytes
 
     def modules(self, search_result: SearchResult) -> PlanModules:
         """The network with a plan, and how it is lowered."""
-        return self._smallest.get(_choices(search_result.candidates)) or self._lower(search_result)
+        modules = self._smallest.get(_choices(search_result.candidates))
+        if modules is not None:
+            return modules
+        applied = apply_search_result(self.network.module, search_result)
+        return PlanModules(applied=applied, lowered=self._lower(applied))
 
-    def _lower(self, search_result: SearchResult) -> PlanModules:
-        module = apply_search_result(self.network.module, search_result)
-        lowered = self.planning.lower(module, self.target, self.system)
-        return PlanModules(applied=module, lowered=lowered)
+    def _lower(self, applied: tvm.IRModule) -> tvm.IRModule:
+        return self.planning.lower(applied, self.target, self.system)
 
 
 def frugal_plan(graph: RegionGraph, system: System, costs: Costs, pools: PlanPools) -> SearchResult:
@@ -134,7 +167,7 @@ def frugal_plan(graph: RegionGraph, system: System, costs: Costs, pools: PlanPoo
         with_candidates(min_memory, run_candidates),
         with_candidates(min_memory, tuple(singles.values())),
     ]
-    return with_plan(min(plans, key=lambda option: (pools.pool_bytes(option), option.evaluation.latency_ns)))
+    return with_plan(pools.smallest(plans))
 
 
 def plan_within_bound(
@@ -146,11 +179,6 @@ def plan_within_bound(
     original: RegionGraph | None = None,
 ) -> tuple[SearchResult, PoolChoice]:
     """The best plan for `goal`, which minimises or bounds memory, by pools as they are built.
-
-    Parameters
-    ----------
-    original : RegionGraph, optional
-        See `SearchResult`.
 
     Raises
     ------
@@ -256,8 +284,10 @@ def _mix_plans(
         candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
         search_result = with_candidates(fast, _assign_channels(fast, candidates))
         evaluation = search_result.evaluation
+        # The bound on memory is that on the pool.
+        mixed_plan = EvaluatedPlan(candidates=search_result.candidates, evaluation=evaluation, memory_bytes=0)
         excess_bytes = (
-            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(evaluation) else math.inf
+            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(mixed_plan) else math.inf
         )
         return _MixedPlan(search_result=search_result, cost=(excess_bytes, goal.value(evaluation)))
 
@@ -298,7 +328,6 @@ def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate
     """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
     generator, system = search_result.generator, search_result.system
     if not any(c.uses_pim for c in candidates):
-        return tuple(
-            fused_groups.with_channel_count(generator, c, system.gpu.memory_channels) for c in candidates
-        )
+        channels = system.gpu.memory_channels
+        return tuple(rewrites.make(generator, c.covers, c.rewrite, channels) for c in candidates)
     return tuple(channel_modes.with_gpu_channels(generator, c) for c in candidates)

@@ -42,8 +42,6 @@ class Verification:
     ----------
     regions : tuple of RegionCheck
         Checks of all PIM regions, on the inputs that they got in the run.
-    outputs : tuple of OutputCheck
-        Checks of all outputs of the network.
     violations_by_rule : dict of str to int, or None
         Commands of timing `CHECKED_TIMING` that the independent checker found to be illegal; None where the
         system has the published timing, which is not legal. External simulators do not report the clocks of
@@ -192,19 +190,7 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildObservation:
-    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet.
-
-    Attributes
-    ----------
-    inputs, outputs
-        Inputs and outputs of the run.
-    stored : Stored
-        Tensors that the build stores in fp16.
-    dtype : str
-        The storage type.
-    regions, violations_by_rule, inexact
-        See `Verification`.
-    """
+    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet."""
 
     inputs: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]

@@ -25,9 +25,14 @@ from pimflow.relay_passes.decomposition.layer_flops import flops
 from pimflow.relay_passes.decomposition.live_bound import LiveBound
 from pimflow.relay_passes.decomposition.merge_lconvs import MergeLconvs, merge_sites
 from pimflow.relay_passes.decomposition.optimize_skips import Skip, copy_skips, skips
-from pimflow.relay_passes.decomposition.split_concat import SplitConcat, split_sites, unsplit_elements
+from pimflow.relay_passes.decomposition.split_concat import (
+    ConstantSlices,
+    SplitConcat,
+    split_sites,
+    unsplit_elements,
+)
 from pimflow.relay_passes.flat import LAYER_ROLES
-from pimflow.relay_passes.kernels.fuse_groups import region_runs
+from pimflow.relay_passes.kernels.activation_chains import region_runs
 
 # ``pool``: a copy stays if it shrinks the planned pool; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")
@@ -183,6 +188,7 @@ class _SkipAlternatives:
         self._element_bytes = ELEMENT_BYTES[system.dtype]
         self._last_copies: tuple[tuple[str, ...], tvm.IRModule] = ((), network.module)
         self._alternatives: dict[tuple, _SkipAlternative] = {}
+        self._slices = ConstantSlices()
 
     def best(self, skips: Sequence[Skip], criterion: str) -> _SkipAlternative:
         """The best alternative by `criterion`; of equal ones, the one with fewer changes."""
@@ -270,7 +276,9 @@ class _SkipAlternatives:
             applied_sites += tuple(selected)
             if step is steps[-1][0] and (names, applied_sites) in self._alternatives:
                 return self._alternatives[names, applied_sites]
-            module = step(selected)(module) if selected else module
+            if selected:
+                change = SplitConcat(selected, self._slices) if step is SplitConcat else step(selected)
+                module = change(module)
         # Folding always saves operations and memory.
         folded = fold_sites(module) if self.fold else ()
         module = FoldLconvs()(module) if folded else module

@@ -161,15 +161,10 @@ def _check_operators(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError`, which names operator and node, if the importer has no rule for a node."""
     unsupported = [node for node in model.graph.node if not is_supported(node)]
     if unsupported:
-        kinds = sorted({n.op_type for n in unsupported} - {unsupported[0].op_type})
+        first = unsupported[0]
+        kinds = sorted({n.op_type for n in unsupported} - {first.op_type})
         others = f"; nor can {', '.join(kinds)}" if kinds else ""
         raise UnsupportedOpError(
-            f"model '{model.graph.name}': operator {unsupported[0].op_type} of node "
-            f"'{_node_label(unsupported[0])}' cannot be "
-            f"imported{others}; export the network without it, or cut the model there"
+            f"model '{model.graph.name}': operator {first.op_type} of node '{first.name or first.output[0]}' "
+            f"cannot be imported{others}; export the network without it, or cut the model there"
         )
-
-
-def _node_label(node: onnx.NodeProto) -> str:
-    """A node's name, or that of its result if it has none."""
-    return node.name or next(iter(node.output), "")

@@ -340,21 +340,21 @@ def _transform(
     order = list(range(rank))
     order[axis], order[last] = order[last], order[axis]
 
-    def moved(x: Any) -> Any:
+    def swap_axes(x: Any) -> Any:
         """`x` with the axis last, or back."""
         return x if axis == last else call("permute", x, order)
 
     rows = [[waves.real] if real else [waves.real, waves.imag]]
     if pair.imaginary is not None:
         rows.append([-waves.imag] if real else [-waves.imag, waves.real])
-    parts = [moved(part) for part in (pair.real, pair.imaginary) if part is not None]
+    parts = [swap_axes(part) for part in (pair.real, pair.imaginary) if part is not None]
     operand = parts[0] if len(parts) == 1 else call("cat", parts, -1)
     product = call("matmul", operand, splitter.constant(np.block(rows)))
     if real:
-        return _Pair(moved(product))
+        return _Pair(swap_axes(product))
     columns = waves.shape[1]
     return _Pair(
-        *(moved(call("slice.Tensor", product, last, i * columns, (i + 1) * columns)) for i in (0, 1))
+        *(swap_axes(call("slice.Tensor", product, last, i * columns, (i + 1) * columns)) for i in (0, 1))
     )
 
 

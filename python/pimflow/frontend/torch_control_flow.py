@@ -32,7 +32,7 @@ def inline_control_flow(program: torch.export.ExportedProgram) -> torch.export.E
         return program
     changed = copy.copy(program)
     changed._graph_module = graph_module_copy(program)
-    inliner = _Inliner(changed)
+    inliner = _ControlFlowInliner(changed)
     while node := next((n for n in changed.graph.nodes if _kind(n) in _HANDLERS), None):
         inliner.replace(node)
     changed.graph_module.delete_all_unused_submodules()
@@ -48,7 +48,7 @@ def _kind(node: torch.fx.Node) -> str:
     return str(node.target) if is_call else ""
 
 
-class _Inliner:
+class _ControlFlowInliner:
     """One program, whose control flow is replaced in place."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
@@ -177,9 +177,9 @@ class _Inliner:
         return [self._call(stack, (list(column),), node) for column in zip(*rows, strict=True)]
 
 
-_HANDLERS: dict[str, Callable[[_Inliner, torch.fx.Node], list[Any]]] = {
-    "cond": _Inliner.branch,
-    "while_loop": _Inliner.loop,
-    "scan": _Inliner.scan,
-    "map_impl": _Inliner.map,
+_HANDLERS: dict[str, Callable[[_ControlFlowInliner, torch.fx.Node], list[Any]]] = {
+    "cond": _ControlFlowInliner.branch,
+    "while_loop": _ControlFlowInliner.loop,
+    "scan": _ControlFlowInliner.scan,
+    "map_impl": _ControlFlowInliner.map,
 }

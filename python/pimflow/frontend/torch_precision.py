@@ -152,7 +152,7 @@ def _single_program(
         _retype(module, kinds, single)
     for node in modules.graph.nodes:
         if node.op == "placeholder":
-            node.meta["val"] = _converted(node.meta.get("val"), single)
+            node.meta["val"] = _convert(node.meta.get("val"), single)
     return rebuilt_program(
         program,
         modules,
@@ -215,7 +215,7 @@ def _rounds(cast: torch.fx.Node) -> bool:
     return bool(readers) and readers <= {*_CASTS, *_DECIDING}
 
 
-def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+def _convert(value: Any, convert: Callable[[Any], Any]) -> Any:
     """`value` converted, where it is a tensor without data, by its mode."""
     if not hasattr(value, "fake_mode"):
         return value

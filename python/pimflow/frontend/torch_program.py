@@ -115,7 +115,7 @@ class TorchProgram:
     @property
     def outputs(self) -> list[onnx.ValueInfoProto]:
         """The outputs, in ONNX's form."""
-        types = _returned(self.module)
+        types = _result_types(self.module)
         return [_value(name, tensor_type) for name, tensor_type in zip(self.results, types, strict=True)]
 
 
@@ -152,7 +152,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     decomposed = list(map(str, imported.graph_signature.user_outputs))
     results = (*decomposed[: len(buffers)], *map(str, program.graph_signature.user_outputs))
     names = dict(zip(decomposed, results, strict=True))
-    types = [str(tensor.dtype) for tensor in _returned(conversion.module)]
+    types = [str(tensor.dtype) for tensor in _result_types(conversion.module)]
     return TorchProgram(
         name=name,
         program=program,
@@ -161,7 +161,7 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
         results=results,
         caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
-        reference=Reference(lambda: _typed_run(program_runner(program, inputs, buffers), types)),
+        reference=Reference(lambda: _run_with_types(program_runner(program, inputs, buffers), types)),
     )
 
 
@@ -216,13 +216,13 @@ def _reason(error: Exception) -> str:
     return last_line(Exception(text or type(error).__name__))
 
 
-def _returned(mod: tvm.IRModule) -> list[relax.TensorType]:
+def _result_types(mod: tvm.IRModule) -> list[relax.TensorType]:
     """Types of what ``main`` returns."""
     returned = relax_module.main(mod).ret_ty
     return list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
 
 
-def _typed_run(run: Run, types: Sequence[str]) -> Run:
+def _run_with_types(run: Run, types: Sequence[str]) -> Run:
     """`run`, whose results have these types."""
     return lambda values: [y.astype(kind, copy=False) for y, kind in zip(run(values), types, strict=True)]
 
@@ -296,7 +296,7 @@ def _decompositions(
     import torch
 
     table = torch.export.default_decompositions()
-    for name in (*KEPT_OPERATORS, *torch_recurrent.unrolled_operators(program)):
+    for name in (*KEPT_OPERATORS, *torch_recurrent.operators_to_unroll(program)):
         table.pop(_operator(name), None)
     for name, decomposition in DECOMPOSITIONS.items():
         table[_operator(name)] = decomposition

@@ -23,7 +23,7 @@ _KINDS = {"lstm.input": ("LSTM", (0, 3, 1, 2)), "gru.input": ("GRU", (1, 0, 2))}
 _OPSET = 17
 
 
-def unrolled_operators(program: torch.export.ExportedProgram) -> list[str]:
+def operators_to_unroll(program: torch.export.ExportedProgram) -> list[str]:
     """The recurrent operators that are converted here; LSTMs with projections are decomposed by PyTorch."""
     has_projections = any(
         str(node.target) == "aten.lstm.input" and len(node.args[2]) != _weight_count(node)

@@ -21,8 +21,6 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0, *, positive: bool = Fa
 
     Parameters
     ----------
-    model : onnx.ModelProto
-        A network with fixed input shapes.
     seed : int, optional
         See :func:`load`.
     positive : bool, optional

@@ -1,4 +1,4 @@
-"""Runs of layers as one kernel, without whole tensors stored between the layers."""
+"""Runs of layers that may be one kernel, without whole tensors stored between the layers."""
 
 from __future__ import annotations
 
@@ -12,68 +12,13 @@ from pimflow.relay_passes.flat import (
     LAYER_NAMES,
     LAYER_ROLES,
     cached_by_module,
-    fused_runs,
-    layer_name,
     main_bindings,
     operator,
-    rebuild,
     shape,
     use_counts,
-    with_fused_runs,
 )
-from pimflow.relay_passes.kernels.outline_groups import group_function
 from pimflow.relay_passes.operators import BINARY, POOL, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
-
-
-@tvm.transform.module_pass(opt_level=0, name="FuseGroups")
-class FuseGroups:
-    """Outline runs of layers as functions, each of which will be one kernel with tiles for the target.
-
-    Parameters
-    ----------
-    runs : sequence of sequence of str
-        Names of layers in execution order. A run stays unfused if others read a layer other than its last.
-
-    Rewrite: ``y = fconv(relu(lconv(x))) -> y = tiled_y(x)``, as in `OutlineGroups`; the attribute
-    `flat.FUSED` of ``main`` names the layers.
-    Preserves: values exactly, names of the other layers.
-    """
-
-    def __init__(self, runs: Sequence[Sequence[str]]):
-        self.runs = runs
-
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-        graph = RunGraph.from_module(mod)
-        layer_bindings = {layer_name(mod, b.var): b for b in main_bindings(mod)}
-        runs = [
-            list(run) for run in self.runs if graph.is_isolated([layer_bindings.get(layer) for layer in run])
-        ]
-        if not runs:
-            return mod
-        last = {layer_bindings[run[-1]].var: [layer_bindings[layer] for layer in run] for run in runs}
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            if var not in last:
-                return None
-            operands, function = group_function(_split_at_anchors(last[var]), "")
-            callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [var_remap.get(operand, operand) for operand in operands])
-
-        earlier_runs, var_remap = fused_runs(mod), dict[relax.Var, relax.Var]()
-        return with_fused_runs(rebuild(mod, rewrite, var_remap), earlier_runs + runs)
-
-
-def _split_at_anchors(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
-    """The layers of a run, each with the elementwise operators behind it."""
-    layers: list[list[relax.VarBinding]] = []
-    for binding in run:
-        if not layers or operator(binding.value) in ("nn.conv2d", *POOL):
-            layers.append([])
-        layers[-1].append(binding)
-    return layers
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
@@ -93,10 +38,10 @@ def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
             continue
         run = graph.run_to(binding)
         if run:
-            (pooled if is_pooling else chains).append([layer_name(mod, b.var) for b in run])
+            (pooled if is_pooling else chains).append([graph.names[b.var] for b in run])
     inside = {layer for chain in chains for layer in chain}
     chains += [run for run in pooled if run[-1] not in inside]
-    place = {layer_name(mod, b.var): index for index, b in enumerate(main_bindings(mod))}
+    place = {layer: index for index, layer in enumerate(graph.names.values())}
     return sorted(chains, key=lambda chain: place[chain[0]])
 
 
@@ -108,26 +53,18 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
     such as the flattening behind a pooling. A region with other operators is in no run: a group has no
     formula for them.
     """
-    return [regions for _, regions, _ in _runs_of_regions(mod, views)]
+    groups, layers = region_groups(mod, views=views), LAYER_NAMES.read(mod)
 
+    def layer(binding: relax.VarBinding) -> str:
+        """The layer of a binding."""
+        return layers.get(binding.var.name, binding.var.name)
 
-def whole_chains(mod: tvm.IRModule, *, views: bool = True) -> list[list[str]]:
-    """`activation_chains`, each with the further operators of its last region if it consists of regions."""
-    further_by_chain = {tuple(chain): further for chain, _, further in _runs_of_regions(mod, views)}
-    return [[*chain, *further_by_chain.get(tuple(chain), ())] for chain in activation_chains(mod)]
-
-
-def _runs_of_regions(
-    mod: tvm.IRModule, views: bool
-) -> list[tuple[list[str], tuple[str, ...], tuple[str, ...]]]:
-    """Chains of `activation_chains`, the regions of each, and the layers of the last region behind it."""
-    groups = region_groups(mod, views=views)
-    region_of = {layer_name(mod, b.var): name for name, group in groups.items() for b in group.bindings}
+    region_of = {layer(b): name for name, group in groups.items() for b in group.bindings}
     runs = []
     for chain in activation_chains(mod):
-        names = tuple(dict.fromkeys(region_of[layer] for layer in chain))
+        names = tuple(dict.fromkeys(map(region_of.__getitem__, chain)))
         inside = set(chain)
-        rest = [b for name in names for b in groups[name].bindings if layer_name(mod, b.var) not in inside]
+        rest = [b for name in names for b in groups[name].bindings if layer(b) not in inside]
         last = groups[names[-1]]
         by_pixel = rest[: len(rest) - len(trailing_moves(rest))]
         goes_on = (
@@ -136,7 +73,7 @@ def _runs_of_regions(
             and all(map(_is_by_pixel, by_pixel))
         )
         if names[0] == chain[0] and (not rest or goes_on):
-            runs.append((chain, names, tuple(layer_name(mod, b.var) for b in rest)))
+            runs.append(names)
     return runs
 
 
@@ -167,8 +104,6 @@ class RunGraph:
     ----------
     bindings, names, roles : dict
         Binding and layer name of each variable; role of each layer that has one.
-    readers : dict
-        Bindings that read each variable.
     counts : dict
         How many bindings read each variable; the result of ``main`` counts as one.
     order : dict
@@ -178,6 +113,7 @@ class RunGraph:
     bindings: dict[relax.Var, relax.VarBinding]
     names: dict[relax.Var, str]
     roles: dict[str, str]
+    operands: dict[relax.Var, list[relax.Var]]
     readers: dict[relax.Var, list[relax.VarBinding]]
     counts: dict[relax.Var, int]
     order: dict[relax.Var, int]
@@ -185,15 +121,17 @@ class RunGraph:
     @classmethod
     def from_module(cls, mod: tvm.IRModule) -> RunGraph:
         """Facts about ``main`` of `mod`."""
+        operands: dict[relax.Var, list[relax.Var]] = {}
         readers: dict[relax.Var, list[relax.VarBinding]] = {}
         bindings, names, order, layers = {}, {}, {}, LAYER_NAMES.read(mod)
         for position, binding in enumerate(main_bindings(mod)):
             bindings[binding.var] = binding
             names[binding.var] = layers.get(binding.var.name, binding.var.name)
             order[binding.var] = position
-            for var in set(relax.analysis.free_vars(binding.value)):
+            operands[binding.var] = list(dict.fromkeys(relax.analysis.free_vars(binding.value)[:]))
+            for var in operands[binding.var]:
                 readers.setdefault(var, []).append(binding)
-        return cls(bindings, names, LAYER_ROLES.read(mod), readers, use_counts(mod), order)
+        return cls(bindings, names, LAYER_ROLES.read(mod), operands, readers, use_counts(mod), order)
 
     def is_isolated(self, run: Sequence[relax.VarBinding | None]) -> bool:
         """Whether all bindings of `run` exist, and only the last one has readers outside."""
@@ -228,7 +166,7 @@ class RunGraph:
             return []
         while waiting:
             reader = waiting.pop()
-            for var in dict.fromkeys(relax.analysis.free_vars(reader.value)):
+            for var in self.operands[reader.var]:
                 binding = self.bindings.get(var)
                 if var in inside:
                     continue
