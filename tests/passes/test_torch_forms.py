@@ -117,6 +117,14 @@ FUNCTIONS = {
     "adaptive maxima": lambda x: F.adaptive_max_pool2d(x, (4, 3), return_indices=True)[0],
     "adaptive places": lambda x: F.adaptive_max_pool2d(x, (4, 3), return_indices=True)[1],
     "bags": lambda x: F.embedding_bag((x[0, 0] * 3).int().abs(), x[0, 1].repeat(2, 1), mode="mean"),
+    "maxima of bags": lambda x: F.embedding_bag(
+        torch.arange(4), x[0, 0], torch.tensor([0, 0, 3, 4]), mode="max", include_last_offset=True
+    ),
+    "padded bags": lambda x: F.embedding_bag(
+        torch.tensor([[0, 3], [2, 3]]), x[0, 1], mode="mean", padding_idx=3
+    ),
+    "distances of pairs": lambda x: F.pdist(x[0, 0]) + F.pdist(x[0, 0], 1),
+    "functions of integers": lambda x: ((x * 9).int().abs() + 1).log() + (x * 9).int() / 2 + (x > 0).exp(),
     "bilinear form": lambda x: F.bilinear(x[0, 0], x[0, 1], x[0, :4, :7, :7]),
     "distances": lambda x: torch.cdist(x[0, 0], x[0, 1]),
     "rectified": lambda x: F.rrelu(x),

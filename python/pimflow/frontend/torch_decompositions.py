@@ -123,16 +123,29 @@ def _trilinear(*operands: Any, **options: Any) -> torch.Tensor:
     return (wide[0] * wide[1] * wide[2]).sum(list(summed))
 
 
-def _distances(x: torch.Tensor, y: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
-    """The norms of order `p` of the differences of all rows."""
-    differences = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+def _norms(differences: torch.Tensor, p: float) -> torch.Tensor:
+    """The norms of order `p` along the last axis."""
+    sizes = differences.abs()
     if p == math.inf:
-        return differences.amax(-1)
+        return sizes.amax(-1)
     if p == 2:
-        return (differences * differences).sum(-1).sqrt()
+        return (sizes * sizes).sum(-1).sqrt()
     if p == 0:
-        return (differences != 0).to(x.dtype).sum(-1)
-    return differences.sum(-1) if p == 1 else differences.pow(p).sum(-1).pow(1 / p)
+        return (sizes != 0).to(sizes.dtype).sum(-1)
+    return sizes.sum(-1) if p == 1 else sizes.pow(p).sum(-1).pow(1 / p)
+
+
+def _distances(x: torch.Tensor, y: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
+    """The norms of the differences of all rows."""
+    return _norms(x.unsqueeze(-2) - y.unsqueeze(-3), p)
+
+
+def _pair_distances(x: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    """The norms of the differences of each row and the later ones."""
+    import torch
+
+    rows = x.shape[0]
+    return torch.cat([_norms(x[first : first + 1] - x[first + 1 :], p) for first in range(rows - 1)])
 
 
 def _rrelu(x: torch.Tensor, noise: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,19 +159,25 @@ def _rrelu(x: torch.Tensor, noise: torch.Tensor, *options: Any) -> tuple[torch.T
 def _embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Sums or means of rows, a bag from each offset to the next, as a product with who is in which."""
+    """Sums, means or maxima of rows, a bag from each offset to the next, by who is in which."""
     import torch
 
     defaults = (False, 0, False, None, False, -1)
     _, mode, _, factors, has_last_offset, padding = (*options[:6], *defaults[len(options) :])
-    if mode == 2 or has_last_offset or padding >= 0:
-        raise NotImplementedError("EmbeddingBag is supported for sums and means, without padding")
     place = torch.arange(indices.shape[0], device=indices.device).unsqueeze(0)
     ends = torch.cat([offsets[1:], torch.full_like(offsets[:1], indices.shape[0])])
-    members = ((place >= offsets.unsqueeze(1)) & (place < ends.unsqueeze(1))).to(weight.dtype)
-    rows = weight.index_select(0, indices)
-    bags = members @ (rows if factors is None else rows * factors.unsqueeze(1))
-    bags = bags / members.sum(1, keepdim=True).clamp(min=1) if mode == 1 else bags
+    if has_last_offset:
+        offsets, ends = offsets[:-1], offsets[1:]
+    is_member = (place >= offsets.unsqueeze(1)) & (place < ends.unsqueeze(1))
+    if padding >= 0:
+        is_member = is_member & (indices != padding)
+    rows, members = weight.index_select(0, indices), is_member.to(weight.dtype)
+    if mode == 2:
+        bags = rows.unsqueeze(0).masked_fill(~is_member.unsqueeze(2), -math.inf).amax(1)
+        bags = bags.masked_fill(~is_member.any(1, keepdim=True), 0)
+    else:
+        bags = members @ (rows if factors is None else rows * factors.unsqueeze(1))
+        bags = bags / members.sum(1, keepdim=True).clamp(min=1) if mode == 1 else bags
     return bags, offsets, offsets, offsets
 
 
@@ -179,6 +198,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "_embedding_bag.default": _embedding_bag,
     "_embedding_bag_forward_only.default": _embedding_bag,
     "_neg_view.default": lambda x: -x,
+    "_pdist_forward.default": _pair_distances,
     "_trilinear.default": _trilinear,
     "copysign.Tensor": _copysign,
     "digamma.default": _digamma,

@@ -15,6 +15,30 @@ if TYPE_CHECKING:
 _CASTS = ("_to_copy", "to", "type_as", "float", "half", "bfloat16")
 # Operators whose results may change completely if an operand changes by a rounding.
 _DECIDING = ("argmax", "argmin", "eq", "ge", "gt", "le", "lt", "ne", "round", "floor", "ceil", "topk", "sort")
+# Functions of real numbers, whose operands may be integers in PyTorch.
+_OF_REALS = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "div", "erf", "exp", "expm1",
+    "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+})  # fmt: skip
+
+
+def convert_integers(program: torch.export.ExportedProgram) -> None:
+    """Cast integers that functions of real numbers take to the type of the result, in place."""
+    import torch
+
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        dtype = _dtype(node)
+        if operator_name(node) not in _OF_REALS or dtype is None or not dtype.is_floating_point:
+            continue
+        for operand in node.all_input_nodes:
+            source = _dtype(operand)
+            if source is not None and not source.is_floating_point:
+                with graph.inserting_before(node):
+                    cast = graph.call_function(torch.ops.aten._to_copy.default, (operand,), {"dtype": dtype})
+                cast.meta["val"] = operand.meta["val"].to(dtype)
+                node.replace_input_with(operand, cast)
+    program.graph_module.recompile()
 
 
 def without_narrow(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -36,7 +37,13 @@ from pimflow.frontend.torch_control_flow import inline_control_flow
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
-from pimflow.frontend.torch_precision import cast_results, result_types, single_precision, without_narrow
+from pimflow.frontend.torch_precision import (
+    cast_results,
+    convert_integers,
+    result_types,
+    single_precision,
+    without_narrow,
+)
 from pimflow.host import stderr
 from pimflow.relay_passes.flat import main_bindings
 
@@ -134,6 +141,8 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     with warnings.catch_warnings(), stderr.hidden(), _without_logs():
         warnings.simplefilter("ignore")
         conversion = _try_import(source, name)
+        if isinstance(conversion, PimflowError):
+            gc.collect()  # the importer's builder, which is part of a cycle, warns at its end
     if isinstance(conversion, PimflowError):
         raise conversion
     program, functional, imported = conversion.program, conversion.functional, conversion.imported
@@ -175,6 +184,7 @@ def _try_import(source: torch.export.ExportedProgram, name: str) -> _Conversion 
         _drop_assertions(functional)
         if (real := split_complex(functional)) is not functional:
             functional = real.run_decompositions(_decompositions(real))
+        convert_integers(functional)
         imported = without_constant_inputs(with_buffers_as_inputs(functional))
         imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
         module = _import(imported)
