@@ -72,12 +72,6 @@ def substitute(expr: relax.Expr, env: dict[relax.Var, relax.Expr]) -> relax.Expr
     return expr
 
 
-def main_attribute(mod: tvm.IRModule, key: str) -> Mapping | Sequence:
-    """The attribute `key` of ``main``; empty if there is none."""
-    attrs = mod["main"].attrs
-    return attrs[key] if attrs and key in attrs else {}
-
-
 @dataclass(frozen=True)
 class TextAttribute:
     """A text for each of some layers or variables: an attribute of ``main`` called `key`.
@@ -109,7 +103,6 @@ WEIGHT_TYPES = TextAttribute("pimflow.weight_types")  # by layer, in which its w
 ACTIVATION_TYPES = TextAttribute("pimflow.activation_types")  # by layer, which it multiplies with weights
 CACHE_TYPES = TextAttribute("pimflow.cache_types")  # by input that is a cache, the type of its integers
 CHANNEL_SETS = TextAttribute("pimflow.channel_sets")  # by variable; see `core.channel_sets`
-FUSED = "pimflow.fused"
 RESULT = "%result"  # the only result of a network, which passes may rename
 
 
@@ -123,17 +116,6 @@ def unique_name(name: str, used_names: Container[str]) -> str:
     while name in used_names:
         name += "_"
     return name
-
-
-def with_fused_runs(mod: tvm.IRModule, runs: list[list[str]]) -> tvm.IRModule:
-    """`mod` with runs of layers as an attribute of ``main``; each run will be one kernel."""
-    mod["main"] = mod["main"].with_attr(FUSED, runs)
-    return mod
-
-
-def fused_runs(mod: tvm.IRModule) -> list[list[str]]:
-    """Runs of layers, as `with_fused_runs` stored them."""
-    return [[str(layer) for layer in run] for run in main_attribute(mod, FUSED)]
 
 
 Rewriter = Callable[[relax.BlockBuilder, relax.Var, relax.Expr], "relax.Expr | None"]
@@ -186,6 +168,16 @@ def rebuild(
         output = relax.Var(_source_name(builder, body), body.ty)
         builder.emit_normalized(relax.VarBinding(output, body))
     return _with_main(mod, builder.get(), blocks[0], output)
+
+
+class BindingPass:
+    """A pass whose method ``rewrite`` is the `Rewriter` of each binding by itself."""
+
+    rewrite: Rewriter
+
+    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        """`mod` after the pass."""
+        return rebuild(mod, self.rewrite)
 
 
 @contextlib.contextmanager
@@ -419,6 +411,13 @@ def constant(value: np.ndarray, dtype: str = "") -> relax.Expr:
     tensor = tvm.runtime.empty(value.shape, dtype or str(value.dtype))
     np.from_dlpack(tensor)[...] = value
     return relax.const(tensor)
+
+
+def number(expr: relax.Expr) -> float | None:
+    """The value of a constant with one element; None for other expressions."""
+    if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
+        return float(expr.value.numpy().flat[0])
+    return None
 
 
 def element_bytes(expr: relax.Expr) -> int:

@@ -149,55 +149,56 @@ def _extreme(formula: Callable, sign: int, name: str) -> Callable:
 def _extreme_place(sign: int, name: str) -> Callable:
     """A legalisation rule for the first place of a maximum or minimum along an axis, or of all elements.
 
-    As in ONNX Runtime, NaN counts in the first place alone. TVM's kernel has no place for the least number.
+    As in ONNX Runtime, NaN counts in the first place alone. TVM's kernel has no place for the least number,
+    and one of ours that reduces values and places at once has no schedule in which threads share it.
     """
 
     def kernel(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         """The kernel of `call`."""
-        x, dtype = call.args[0], str(call.args[0].ty.dtype)
-        dims, place_type = [int(size) for size in x.ty.shape], str(call.ty.dtype)
-        is_float = dtype.startswith("float")
-        far = tirx.const(float("inf"), dtype) if is_float else tirx.max_value(dtype)
-        near = tirx.const(-float("inf"), dtype) if is_float else tirx.min_value(dtype)
-        worst, best = (near, far) if sign > 0 else (far, near)
-        whole = call.attrs.axis is None
-        axis = 0 if whole else int(call.attrs.axis) % len(dims)
+        dims, place_type = [int(size) for size in call.args[0].ty.shape], str(call.ty.dtype)
+        axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(dims)
 
-        def pick(a: tuple, b: tuple) -> tuple:
-            """The better of two places with their values; the first of equal ones."""
-            better = a[1] > b[1] if sign > 0 else a[1] < b[1]
-            left = tirx.any(better, tirx.all(a[1] == b[1], a[0] < b[0]))
-            return tirx.Select(left, a[0], b[0]), tirx.Select(left, a[1], b[1])
-
-        def identity(*kinds: str) -> tuple:
-            """The place and value that any other is better than."""
-            return tirx.max_value(kinds[0]), worst
-
-        reducer = te.comm_reducer(pick, identity, name=name)
-
-        def reduce(tensor: te.Tensor) -> te.Tensor:
-            """The places."""
-            flat = topi.reshape(tensor, [math.prod(dims)]) if whole else tensor
-            extent = flat.shape[axis]
-            number = te.reduce_axis((0, extent), "k")
-            others = [size for i, size in enumerate(flat.shape) if i != axis]
-
-            def element(*index: tirx.Var) -> tuple:
-                """Place and value of an element of the result."""
-                value = flat(*index[:axis], number, *index[axis:])
-                if is_float:
-                    nan = tirx.isnan(value)
-                    value = tirx.Select(nan, tirx.Select(number == 0, best, worst), value)
-                return reducer((tirx.Cast(place_type, number), value), axis=number)
-
-            places, _ = te.compute(others or [1], element if others else lambda _: element(), name=name)
-            result = te.compute(places.shape, lambda *index: places(*index), name=f"{name}_place")
+        def places(tensor: te.Tensor) -> te.Tensor:
+            """The places, in the shape of the call."""
+            flat = topi.reshape(tensor, [math.prod(dims)]) if axis is None else tensor
+            result = _first_places(flat, axis or 0, sign, place_type, name)
             target = [int(size) for size in call.ty.shape]
             return result if [int(s) for s in result.shape] == target else topi.reshape(result, target)
 
-        return builder.call_te(reduce, x, primfunc_name_hint=name)
+        return builder.call_te(places, call.args[0], primfunc_name_hint=name)
 
     return kernel
+
+
+def _first_places(tensor: te.Tensor, axis: int, sign: int, place_type: str, name: str) -> te.Tensor:
+    """The least place along `axis` that has the extreme value; of one element if that is the only axis."""
+    dtype, rank = str(tensor.dtype), len(tensor.shape)
+    shape = [size for i, size in enumerate(tensor.shape) if i != axis] or [1]
+    nowhere, first = tirx.max_value(place_type), tirx.const(0, place_type)
+    k, place = (te.reduce_axis((0, tensor.shape[axis]), axis_name) for axis_name in ("k", "place"))
+
+    def value(index: tuple[tirx.Var, ...], number: tirx.Var) -> tirx.Expr:
+        """An element, in place of NaN one that is extreme in the first place and nowhere else."""
+        element = tensor(*index[:axis], number, *(index[axis:] if rank > 1 else ()))
+        if not dtype.startswith("float"):
+            return element
+        best, worst = (tirx.const(end * float("inf"), dtype) for end in (sign, -sign))
+        return tirx.Select(tirx.isnan(element), tirx.Select(number == 0, best, worst), element)
+
+    def first_place(*index: tirx.Var) -> tirx.Expr:
+        """The least place of the extreme value."""
+        is_there = value(index, place.var) == values(*index)
+        return te.min(tirx.Select(is_there, tirx.Cast(place_type, place.var), nowhere), axis=place)
+
+    extreme = te.max if sign > 0 else te.min
+    values = te.compute(shape, lambda *index: extreme(value(index, k.var), axis=k), f"{name}_value")
+    places = te.compute(shape, first_place, name)
+    # Where all are infinite, none is as large as the finite number with which a maximum begins.
+    return te.compute(
+        shape,
+        lambda *index: tirx.Select(places(*index) == nowhere, first, places(*index)),
+        f"{name}_place",
+    )
 
 
 def _max_pool(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -5,19 +5,8 @@ from __future__ import annotations
 from pimflow.core.region import GATHERS, MOVES
 
 UNARY = (
-    *(
-        "clip",
-        "nn.prelu",
-        "nn.relu",
-        "nn.silu",
-        "nn.gelu",
-        "nn.leakyrelu",
-        "sigmoid",
-        "tanh",
-        "exp",
-        "negative",
-    ),
-    *("abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
+    *("clip", "nn.prelu", "nn.relu", "nn.silu", "nn.gelu", "nn.leakyrelu", "sigmoid", "tanh", "exp"),
+    *("negative", "abs", "ceil", "erf", "floor", "log", "round", "rsqrt", "sign", "sqrt"),
 )
 BINARY = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 ELEMENTWISE = UNARY + BINARY + MOVES + GATHERS

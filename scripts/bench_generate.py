@@ -121,15 +121,9 @@ def step_figures(model: str, pim: str, context: int, batch: int, profiling: Prof
     )
 
 
-def room_bytes(pim: str) -> int:
-    """Capacity of all PIM channels of the system with this device."""
-    target = system(pim=pim)
-    return target.pim.bytes_per_channel * target.pim_channels
-
-
 def grid_line(model: str, pim: str, batch: int, steps: Sequence[StepSearch]) -> str:
     """A row of the grid as Markdown: a cell for each context."""
-    cells = (_grid_cell(step, batch, room_bytes(pim)) for step in steps)
+    cells = (_grid_cell(step, batch, system(pim=pim).pim_bytes) for step in steps)
     return f"| {model} | {pim} | {batch} | {' | '.join(cells)} |"
 
 

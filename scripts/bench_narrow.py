@@ -45,8 +45,6 @@ class Decoding:
     ----------
     costs : StepCosts
         With PIM, and on the GPU alone.
-    bound_ns : float
-        Lower bound of its time.
     held_bytes : int
         Rows of PIM that weights and caches take.
     """

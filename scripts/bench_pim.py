@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from calibration.pim_device import PimDevice, simd_variants
 
 import pimflow
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
@@ -30,7 +31,6 @@ from pimflow.hardware.pim import COMMANDS, PimSpec
 from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.functional import PimDevice, simd_variants
 from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import TIMINGS, issue_program, time_program, time_trace
 from pimflow.simulators.pim.trace import Trace, expand_to_pim

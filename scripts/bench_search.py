@@ -42,7 +42,7 @@ class Clock:
         self.rows[label] = f"{time.process_time() - begin_s:.2f}"
         print(f"{label}: {self.rows[label]} s", file=sys.stderr, flush=True)
         if isinstance(answer, EvaluatedPlan):
-            self.gap = max(self.gap, answer.solution.gap)
+            self.gap = max(self.gap, answer.gap)
         return answer
 
 

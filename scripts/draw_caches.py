@@ -46,12 +46,12 @@ MATRIX, TOKEN, ELEMENT = range(3)  # indices of the last axis of `place_contents
 def layouts(pim: str) -> dict[str, Layout]:
     """Layouts of keys and values in the fastest schedules on the device called `pim`."""
     target = system(pim=pim)
-    (caches,) = Costs(target, Profiling()).attention_costs([(ATTENTION, 0)])
+    caches = Costs(target, Profiling()).attention_costs(ATTENTION)
     return {
         kind: costs[0].schedule.layout(
             LAYOUTS[kind], ATTENTION, target.pim, target.dtype, target.pim_channels
         )
-        for kind, costs in (("keys", caches.keys), ("values", caches.values))
+        for kind, costs in caches.items()
     }
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 import tvm
+from integer_cases import WITH_FLOATS, integer_models
 from tvm import relax
 from tvm.relax import op
 
@@ -88,6 +90,10 @@ def cases() -> Iterator[KernelCase]:
     for name, primitive in PRIMITIVES.items():
         if primitive.target == "cuda" and primitive.places:
             yield _case("primitives", name, "fp32", primitive_kernels, name)
+    for dtype in ("fp16", "fp32"):
+        for kind, name, build in integer_models():
+            if dtype == "fp16" or kind in WITH_FLOATS:
+                yield _case(f"integers: {kind}", name, dtype, integer_kernels, build, dtype)
 
 
 def _case(
@@ -101,6 +107,11 @@ def network_kernels(model: object, dtype: str, context: int | None = None) -> Pl
     system, options = pimflow.system(dtype=dtype), NetworkOptions(context=context)
     prepared = prepare.prepare(prepare.load(model, options), options, system)
     return PlainKernels.from_network(prepared.network.module, system)
+
+
+def integer_kernels(build: Callable[[], onnx.ModelProto], dtype: str) -> PlainKernels:
+    """The kernels of a network of integers that `build` makes."""
+    return network_kernels(build(), dtype)
 
 
 def decoder_kernels(

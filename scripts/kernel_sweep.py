@@ -41,6 +41,8 @@ class CaseResult:
         Of the processor, and as they pass.
     digests : list of str
         Of the kernels: what no other case checks again.
+    commit : str
+        That the case was checked on.
     """
 
     number: int
@@ -57,6 +59,7 @@ class CaseResult:
     cpu_seconds: float = 0.0
     seconds: float = 0.0
     digests: list[str] = field(default_factory=list)
+    commit: str = ""
 
     def add(self, check: KernelCheck) -> None:
         """Count a kernel."""
@@ -150,7 +153,7 @@ def sweep_table(results: Iterable[CaseResult]) -> str:
     return markdown(
         (
             *("kernels of", "type", "cases", "of", "kernels", "hold", "all blocks run", "blocks run"),
-            *("of all", "values compared", "CPU s"),
+            *("of all", "values compared", "CPU s", "commits"),
         ),
         [*rows, _row("all", "both", every, totals.total())],
     )
@@ -163,6 +166,7 @@ def _row(group: str, dtype: str, members: Sequence[CaseResult], total: int) -> t
         *(sum(m.kernels for m in members), sum(m.holding for m in members), sum(m.whole for m in members)),
         *(sum(m.blocks for m in members), sum(m.all_blocks for m in members)),
         *(sum(m.compared for m in members), round(sum(m.cpu_seconds for m in members))),
+        ", ".join(sorted({m.commit for m in members})),
     )
 
 

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from configurations import fill
-from kernel_cases import cases, network_kernels, planned_kernels
+from configurations import fill, git
+from integer_cases import qlinear_residual
+from kernel_cases import cases, integer_kernels, network_kernels, planned_kernels
 from kernel_mutations import FAULTS, mutant
 from kernel_resources import ResourceRow, resource_rows, resource_table
 from kernel_sweep import (
@@ -48,10 +49,11 @@ def run_sweep(parts: Sequence[str], jobs: int, path: Path | None, page: Path | N
         for number, case in enumerate(cases())
         if number not in known and (not parts or case.part in parts)
     ]
-    begin = time.perf_counter()
+    begin, commit = time.perf_counter(), git("rev-parse", "--short=8", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         claim_kernels(Path(folder), stored)
         for _, result in workers.map_items(partial(check_numbered_case, Path(folder)), chosen, jobs):
+            result.commit = commit
             results.append(result)
             store_row(path, result)
             print(*result.lines, sep="\n", end="\n" if result.lines else "", flush=True)
@@ -69,7 +71,10 @@ def show_table(name: str, table: str, page: Path | None) -> None:
 
 
 def prove_network(network: str, context: int | None, dtype: str) -> bool:
-    """Print a line for a network, and one for each kernel that does not hold; returns whether all hold."""
+    """Print a line for a network, and one for each kernel that does not hold or is not compared wholly.
+
+    Returns whether all hold.
+    """
     checks = list(check_kernels(network_kernels(network, dtype, context).schedule()))
     faulty = [check for check in checks if not check.holds]
     blocks, all_blocks = sum(c.blocks for c in checks), sum(c.all_blocks for c in checks)
@@ -78,8 +83,9 @@ def prove_network(network: str, context: int | None, dtype: str) -> bool:
         f"{blocks:,} of {all_blocks:,} blocks ran, {sum(c.compared for c in checks):,} values compared",
         flush=True,
     )
-    for check in faulty:
-        print(f"  {check.name}: {check.verdict}", flush=True)
+    for check in checks:
+        if not check.holds or check.unknown:
+            print(f"  {check.name}: {check.verdict}", flush=True)
     return not faulty
 
 
@@ -100,10 +106,14 @@ def show_resources(args: argparse.Namespace) -> bool:
 
 
 def prove_mutants(networks: Sequence[str], count: int, seed: int) -> bool:
-    """Print how many of `count` mutants are found, of networks and fused groups; returns whether all are."""
+    """Print how many of `count` mutants are found; returns whether all are.
+
+    They are of networks, of fused groups, and of integers.
+    """
     rng = np.random.default_rng(seed)
     plains = {network: network_kernels(network, "fp16") for network in networks}
     plains["toy, fused"] = planned_kernels("toy", "fp16", fuse=True, modes="gpu")
+    plains["integers"] = integer_kernels(qlinear_residual, "fp16")
     kernels = {name: plain.schedule() for name, plain in plains.items()}
     tried: dict[str, list[str]] = {fault: [] for fault in FAULTS}
     for number in range(count):
@@ -134,7 +144,7 @@ def main() -> None:
         "--sweep",
         nargs="*",
         metavar="PART",
-        help="all networks, decoders, odd extents, fused groups, plans and primitives, or these parts",
+        help="networks, decoders, odd extents, fused groups, plans, primitives and integers, or these parts",
     )
     parser.add_argument(
         "--results",

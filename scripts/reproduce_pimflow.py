@@ -37,10 +37,9 @@ def collect(searches: Searches, models: list[str], parts: list[str]) -> dict[str
     if "bounds" in parts:
         figures["command bounds"] = pimflow_commands.command_bounds(searches, models)
     if "ablation" in parts:
-        functions = {"terms": "terms", "gains": "gains", "gpu_side": "GPU side"}
-        figures |= {
-            name: getattr(pimflow_ablation, function)(searches) for function, name in functions.items()
-        }
+        figures["terms"] = pimflow_ablation.terms(searches, models)
+        figures["gains"] = pimflow_ablation.gains(searches)
+        figures["GPU side"] = pimflow_ablation.gpu_side(searches)
     if "sizes" in parts:
         figures["sizes"] = pimflow_comparison.sizes(searches, SIZES if models == list(NETWORKS) else models)
     return figures

@@ -26,10 +26,6 @@ class Value:
     ----------
     what : str
         What it is, and why its range is this one.
-    low, high : float
-        The ends of its range.
-    chosen : float
-        The value of the system.
     changed : callable
         The system with another value.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from papers.trained_networks import TASKS, scores, train
 
 from pimflow import zoo
@@ -35,8 +35,9 @@ def main() -> None:
     arguments = parser.parse_args()
     task, path = TASKS[arguments.name], arguments.out or weights.TRAINED / f"{arguments.name}.npz"
     model = onnx.load(zoo.GRAPHS / f"{arguments.name}.onnx")
-    for value in model.graph.input:
-        weights.mark_untrained(value)
+    for value in model.graph.input:  # weights are drawn, not read
+        marks = {entry.key: entry.value for entry in value.metadata_props if entry.key != "trained"}
+        helper.set_model_props(value, marks)
     weights.fill(model, SEED)
     model = train(model, task, arguments.steps, learning_rate=LEARNING_RATE, seed=glyphs.TRAINING)
     stored = {t.name: numpy_helper.to_array(t).astype(np.float16) for t in model.graph.initializer}

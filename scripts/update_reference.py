@@ -3,6 +3,7 @@
 Writes the JSON schema of ``report.json``, too, from the types of a report.
 """
 
+import dataclasses
 import inspect
 import json
 import re
@@ -15,6 +16,7 @@ import pimflow
 from pimflow.commands import parser
 from pimflow.commands.shared.report import Report
 from pimflow.compiler.plan_pools import PoolChoice
+from pimflow.core.options import options_text
 from pimflow.relay_passes.regions.kernel_groups import TensorCopy
 
 DOCS = ROOT / "docs"
@@ -52,7 +54,7 @@ def api() -> str:
             "",
             *_signature(name, signature),
             "",
-            *_text(inspect.getdoc(member) or ""),
+            *_text(_documentation(member)),
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
@@ -61,6 +63,15 @@ def api() -> str:
 def _signature(name: str, signature: str) -> list[str]:
     arguments = signature.replace("'", "")
     return ["```text", *textwrap.wrap(f"pimflow.{name}{arguments}", 110, subsequent_indent="    "), "```"]
+
+
+def _documentation(member: object) -> str:
+    """The docstring of a public name; of a dataclass with its options, as functions have them already."""
+    doc = inspect.getdoc(member) or ""
+    options = (
+        options_text(member, doc) if inspect.isclass(member) and dataclasses.is_dataclass(member) else ""
+    )
+    return f"{doc}\n\n{options}" if options else doc
 
 
 def _text(doc: str) -> list[str]:

@@ -13,13 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from calibration.accel_sim_accuracy import (
-    as_json,
-    half_split_table,
-    leave_one_out,
-    replace_table,
-    table,
-)
+from calibration.accel_sim_accuracy import as_json, half_split_table, leave_one_out, replace_table, table
 from calibration.samples import read_samples
 from update_readme import fill
 

@@ -33,8 +33,6 @@ class ZooGraphBuilder:
 
     Parameters
     ----------
-    inputs : dict of str to tuple of int
-        Shape of each data input.
     kind : int, optional
         Their ONNX element type.
     """

@@ -1,7 +1,5 @@
 """Networks whose layers come in an order that takes more memory than it has to."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command in this process: what it prints, and with which exit code it ends."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -76,10 +76,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def zoo_generator():
     """What scripts/build_zoo.py defines."""
-    scripts = Path(__file__).parents[1] / "scripts"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(scripts)
-        return runpy.run_path(str(scripts / "build_zoo.py"))
+    return runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "build_zoo.py"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Convolutions by a formula that shares nothing with the primitives, and layers that each one takes."""
 
-from __future__ import annotations
-
 import numpy as np
+import tvm
+from tvm import relax, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.primitives import PRIMITIVES, Primitive
@@ -30,6 +30,19 @@ def convolve(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndar
                     @ filters[outputs, :, tap_row, tap_column].T
                 )
     return y
+
+
+def kernel_network(function: tirx.PrimFunc) -> tvm.IRModule:
+    """The network that calls a primitive's kernel, with its first two operands as inputs."""
+    builder = relax.BlockBuilder()
+    gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
+    shapes = [tuple(int(extent) for extent in param.shape) for param in function.params]
+    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
+    with builder.function("main", params):
+        with builder.dataflow():
+            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
+        builder.emit_func_output(y)
+    return builder.get()
 
 
 def operands(layer: ConvGeometry, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,11 @@
 """Decoders in ONNX, as exporters write them: a step that reads a cache of keys and values."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from pimflow.zoo.language import decoder
+from pimflow.zoo.language.reference import ReferenceDecoder
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 MICROSOFT = "com.microsoft"
@@ -24,6 +23,16 @@ SMALL = decoder.Decoder(
     max_context=32,
     source="a test",
 )
+
+
+def greedy(model, weights, prompt, n: int, dtype=np.float32) -> tuple[int, ...]:
+    """The `n` likeliest tokens behind `prompt`, one after the other, by the decoder in NumPy."""
+    reference = ReferenceDecoder(model, weights, dtype)
+    logits, tokens = reference.step(np.array(prompt)), []
+    while len(tokens) < n:
+        tokens.append(int(logits[-1].argmax()))
+        logits = reference.step(np.array(tokens[-1:]))
+    return tuple(tokens)
 
 
 class DecoderModel:

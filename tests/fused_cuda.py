@@ -1,7 +1,5 @@
 """Fused groups as kernels of one block of a GPU, their pool in shared memory, with counters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import tvm

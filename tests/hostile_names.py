@@ -1,7 +1,5 @@
 """Names as a stranger may give them to layers, networks and folders: as HTML, each would run a script."""
 
-from __future__ import annotations
-
 from itertools import product
 
 MARK = "data-hostile"  # on every element that a name would make, if it were read as HTML

@@ -1,7 +1,5 @@
 """ONNX models from their nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Selection problems drawn at random, and oracles that share no code with the integer program."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A network with a skip connection."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper

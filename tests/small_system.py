@@ -1,7 +1,5 @@
 """A system whose PIM is so small that little fills it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pimflow.hardware import PimSpec, System, system

@@ -1,9 +1,8 @@
 """Do the pages name what is there: files, sections of other pages, the rooms of the house?"""
 
-import importlib
 import re
 import shlex
-import sys
+from importlib import import_module as script
 from pathlib import Path
 
 import pytest
@@ -121,34 +120,23 @@ def test_the_first_page_and_the_examples_have_every_command():
     assert shown == {parser.command_name(command) for command in parser.COMMANDS}
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """A script of the repository as a module, by its name."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if (ROOT / "scripts" / f"{name}.py").exists():
-            del sys.modules[name]
-
-
-def test_the_first_page_shows_results_of_the_table_of_conventions(script):
+def test_the_first_page_shows_results_of_the_table_of_conventions():
     shown = script("update_readme").results()
     assert shown.count("\n") == 6  # five networks and the heads
     assert shown in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_summary_of_results_has_the_figures_of_the_other_pages(script):
+def test_the_summary_of_results_has_the_figures_of_the_other_pages():
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert script("update_findings").page_with_tables(text) == text, "run scripts/update_findings.py"
 
 
-def test_the_first_screen_has_the_figures_that_stand_below(script):
+def test_the_first_screen_has_the_figures_that_stand_below():
     table = script("update_readme").side_by_side()
     assert f"written by scripts/update_readme.py -->\n{table}\n<!-- first end -->" in PAGES[0].read_text()
 
 
-def test_the_configuration_stands_above_every_table_of_speed_ups(script):
+def test_the_configuration_stands_above_every_table_of_speed_ups():
     """And a table that is written again gets the line by itself."""
     module = script("configurations")
     for page, tables in module.CONFIGURATIONS.items():
@@ -163,7 +151,7 @@ def test_the_configuration_stands_above_every_table_of_speed_ups(script):
     assert module.fill(written, "copies", "| b |") == written
 
 
-def test_tables_of_results_are_as_their_scripts_wrote_them(script):
+def test_tables_of_results_are_as_their_scripts_wrote_them():
     """Each names its script, and the commit that it was made on; a digest finds what was edited by hand.
 
     After a merge of two versions of a table run its script again, or take the newer table with its mark.
@@ -217,7 +205,7 @@ def test_the_page_of_papers_has_every_figure_and_its_tables():
             )
 
 
-def test_a_table_that_is_written_anew_gets_a_stamp(script):
+def test_a_table_that_is_written_anew_gets_a_stamp():
     """And keeps the one that it has if it is the same; a table under a line that has a commit needs none."""
     module = script("configurations")
     mark = "<!-- example begin: written by scripts/x.py; commit 12345678, sha256 0000000000000000 -->\n"
@@ -232,7 +220,7 @@ def test_a_table_that_is_written_anew_gets_a_stamp(script):
 
 
 @pytest.mark.parametrize("page", ["reference/cli.md", "reference/api.md", "schemas/report.json"])
-def test_the_pages_of_reference_are_those_of_the_code(script, page):
+def test_the_pages_of_reference_are_those_of_the_code(page):
     written = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert script("update_reference").PAGES[page]() == written, "run scripts/update_reference.py"
 
@@ -251,7 +239,7 @@ def test_the_page_has_the_rooms_as_a_picture_and_as_a_table():
         assert {(int(layer), room) for layer, names in shown for room in re.findall(name, names)} == rooms
 
 
-def test_the_picture_of_time_has_the_phases_of_a_compilation(script):
+def test_the_picture_of_time_has_the_phases_of_a_compilation():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     picture = page.partition("<!-- time begin")[2].partition("<!-- time end")[0]
     rows = re.findall(r"^(.*?) +\d+\.\d s  █+ +(.*)$", picture, re.MULTILINE)

@@ -88,6 +88,9 @@ WRONG = [
     (lambda: pimflow.fuse("toy", sytem=3), "unknown keyword 'sytem'"),
     (lambda: pimflow.relax_pipeline(sytem=3), "did you mean"),
     (lambda: pimflow.trace_plan("toy", sytem=3), "did you mean system"),
+    (lambda: pimflow.search_network(None, fuze=True), "'fuze'; did you mean fuse"),
+    (lambda: pimflow.export_decomposed("toy", "tucker:0.1", "x.onnx", fuze=True), "'fuze'"),
+    (lambda: pimflow.select("toy", fuze=True), "'fuze'"),
 ]
 
 

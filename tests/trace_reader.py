@@ -1,7 +1,5 @@
 """A reader of Accel-Sim's traces, whose form `simulators.accel_sim.trace` has: what is written comes back."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -17,14 +17,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from pimflow.core.attention import Attention
-from pimflow.core.program import MemoryImage
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
-from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 from pimflow.weight_types import WEIGHT_TYPES
 
 Index = Any  # an int, or an array of int64, which gives arrays
@@ -110,13 +106,6 @@ class CacheLayout(abc.ABC):
     def max_channel_matrices(self) -> int:
         """Largest number of matrices that a channel holds a share of."""
         return max(len(self.channel_matrices(channel)) for channel in range(self.channels))
-
-    def empty_image(self) -> MemoryImage:
-        """An image of zeros with one page for each row of each channel, so that it can be written."""
-        row = self.pim.columns_per_row * self.elements
-        pages = np.zeros((self.channels * self.rows, row, self.banks), NUMPY_DTYPE[self.dtype])
-        table = np.arange(self.channels * self.rows, dtype=np.int32).reshape(self.channels, self.rows)
-        return MemoryImage(row_begin=self.first_row, pages=pages.swapaxes(1, 2), table=table)
 
     @property
     @abc.abstractmethod

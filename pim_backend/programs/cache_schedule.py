@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -171,7 +171,8 @@ def all_schedules(
     """
     alternatives, unsupported_layouts = [], []
     for spread in _divisors(channels):
-        for lanes in _lanes(cache_device(pim, attention, dtype), dtype):
+        device = cache_device(pim, attention, dtype)
+        for lanes in (1, device.elements_per_column(dtype)) if device.lane_elements else (1,):
             default_schedule = ProductSchedule(order=programs.ORDERS[0], spread=spread, lanes=lanes)
             layout = product_layout(product, default_schedule, attention, pim, dtype, channels)
             try:
@@ -203,10 +204,6 @@ def _orders(default_schedule: ProductSchedule, layout: ProductLayout) -> Iterato
     )
     if isinstance(layout, ValueLayout) and programs.can_accumulate(layout):
         yield replace(default_schedule, accumulate=True)
-
-
-def _lanes(pim: PimSpec, dtype: str) -> Sequence[int]:
-    return [1] + [pim.elements_per_column(dtype)] * (pim.lane_elements > 0)
 
 
 def _divisors(channels: int) -> list[int]:

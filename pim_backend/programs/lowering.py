@@ -27,10 +27,6 @@ class ProgramRequest:
 
     Attributes
     ----------
-    region : str
-        Name that the program carries.
-    geometry : ConvGeometry
-        Convolution or FC.
     pixel_begin, pixel_end : int
         Output pixels ``[pixel_begin, pixel_end)`` that it computes; by default all.
     row_begin : int

@@ -56,14 +56,10 @@ class BankTiling:
     ----------
     chunks, columns : int
         Parts of a tile's reduction that fit a buffer, and columns of each (all have the same number).
-    chunks_per_row : int
-        Chunks that one row holds.
     slots : int
         Pixels whose vectors lie side by side in one buffer, each over a copy of the weights.
     outputs : int
         Output channels of a tile.
-    tiles : int
-        Tiles of output channels, of all matrices.
     matrices : int
         Matrices to which the tiles belong, the same number to each.
     """
@@ -324,8 +320,6 @@ class LockstepPhase:
 
     Attributes
     ----------
-    pixels, tiles : range
-        The rectangle.
     groups : int
         Groups of channels, each with its own pixels; a divisor of the number of pixels.
     channels_per_group : int

@@ -107,8 +107,6 @@ def pack(
         Shape and dtype of every input, in the order of ``main``.
     outputs : int
         Number of results of ``main``.
-    target : str
-        Name of its target, for messages.
     device : Device, optional
         Kind of device that it runs on; the CPU by default.
     problem : str

@@ -77,10 +77,6 @@ class UnknownNameError(UsageError):
     ----------
     kind : str
         Kind of the name, in the singular (``"model"``).
-    name : str
-        The name that the user wrote.
-    known : iterable of str
-        All valid names.
     """
 
     def __init__(self, kind: str, name: str, names: Iterable[str]):

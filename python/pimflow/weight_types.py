@@ -29,8 +29,6 @@ class WeightType:
         Bits of a value, without its share of scales.
     block : int
         Values that share scales; 0 for all values of an output, 1 for none.
-    scale_bytes : int
-        Bytes of scales, and of minimums, of a block.
     rounding : callable, optional
         Gives the fp32 values, [values, columns], that are stored for fp32 values of whole blocks; None for
         a type that is read, but not written.

@@ -10,10 +10,6 @@ from pimflow.relay_passes.flat import bare_operator
 from pimflow.relay_passes.schedules.keep_registers import ON_THE_STACK
 from pimflow.relay_passes.schedules.loops import nodes, rewrite_kernels
 
-WIDENED = (
-    *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf"),
-    *("floor", "ceil", "round", "trunc", "fabs"),
-)
 PARALLEL = "pimflow_parallel"  # called in front of a loop whose iterations may run in parallel
 
 
@@ -93,29 +89,25 @@ def _drop_scopes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, visitors))
 
 
-@tvm.transform.module_pass(opt_level=0, name="WideFunctions")
-class WideFunctions:
-    """Compute mathematical functions of fp16 operands in fp32: the C library has none for fp16.
+@tvm.transform.module_pass(opt_level=0, name="PlainMagnitudes")
+class PlainMagnitudes:
+    """Call the C library for magnitudes, of which TVM's rules know the name for LLVM alone.
 
-    Run it before ``LowerIntrin``, which knows ``fabs`` for LLVM alone.
+    Run it behind `WidenHalf`, which widens those of fp16, and before ``LowerIntrin``.
 
-    Rewrite: ``exp(x) -> Cast("float16", exp(Cast("float32", x)))``, ``fabs(x) -> call("fabsf", x)``.
-    Preserves: values up to fp16 rounding, signatures, everything else.
+    Rewrite: ``fabs(x) -> call("fabsf", x)``.
+    Preserves: values exactly, signatures, vectors (`VectorCalls` has calls for them), everything else.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return _map_kernels(mod, (tvm.ir.Call, _widen))
+        return _map_kernels(mod, (tvm.ir.Call, _call_library))
 
 
-def _widen(call: tvm.ir.Call) -> tirx.Expr:
-    name = bare_operator(call)
+def _call_library(call: tvm.ir.Call) -> tirx.Expr:
     dtype = str(getattr(call.ty, "dtype", ""))
-    if name == "fabs" and dtype in ("float32", "float64"):  # VectorCalls has one for vectors
-        return tirx.call_pure_extern(dtype, "fabsf" if dtype == "float32" else "fabs", *call.args)
-    if name not in WIDENED or dtype != "float16":
-        return call
-    wide = tirx.call_intrin("float32", call.op, *(tirx.Cast("float32", arg) for arg in call.args))
-    return tirx.Cast("float16", _widen(wide))
+    name = {"float32": "fabsf", "float64": "fabs"}.get(dtype)
+    is_magnitude = name is not None and bare_operator(call) == "fabs"
+    return tirx.call_pure_extern(dtype, name, *call.args) if is_magnitude else call
 
 
 def _map_kernels(mod: tvm.IRModule, visitor: tuple) -> tvm.IRModule:

@@ -11,8 +11,8 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.relay_passes.attention import MASKED_SCORE, query_visibility
-from pimflow.relay_passes.canonical.attention_operands import Values, scalar
-from pimflow.relay_passes.flat import operator, shape
+from pimflow.relay_passes.canonical.attention_operands import Values
+from pimflow.relay_passes.flat import number, operator, shape
 
 MASK_THRESHOLD = -1e4  # a mask value that hides a key is at most this (fp16 has few lower values)
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
@@ -118,8 +118,8 @@ def split_constants(term: MaskTerm, values: Values) -> list[MaskTerm]:
         condition, *sides = value.args
     else:
         (condition, *sides), moves = term, ()
-    numbers = [scalar(side) for side in sides]
-    hides = [number is not None and number <= MASK_THRESHOLD for number in numbers]
+    numbers = [number(side) for side in sides]
+    hides = [value is not None and value <= MASK_THRESHOLD for value in numbers]
     if hides.count(True) != 1 or numbers[hides.index(False)] != 0:
         return [term]
     dims = np.broadcast_shapes(*map(shape, (condition, *sides)))

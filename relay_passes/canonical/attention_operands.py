@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import factors_by_axis, operator, shape, split_factors
+from pimflow.relay_passes.flat import factors_by_axis, number, operator, shape, split_factors
 
 _RESHAPES = ("reshape", "expand_dims", "squeeze")
 Values = Mapping[relax.Var, relax.Expr]
@@ -26,10 +25,6 @@ class AttentionOperand:
 
     Attributes
     ----------
-    var : Var
-        The variable of the tensor.
-    dims : tuple of int
-        Shape to which it is reshaped.
     transposed : bool
         Whether its last two axes are exchanged after that.
     scale : float
@@ -59,17 +54,10 @@ def constant_scale(value: relax.Expr) -> tuple[relax.Var, float] | None:
     x, y = value.args
     if kind == "multiply" and isinstance(y, relax.Var):
         x, y = y, x
-    number = scalar(y)
-    if not isinstance(x, relax.Var) or number is None or shape(x) != shape(value):
+    factor = number(y)
+    if not isinstance(x, relax.Var) or factor is None or shape(x) != shape(value):
         return None
-    return x, 1 / number if kind == "divide" else number
-
-
-def scalar(expr: relax.Expr) -> float | None:
-    """The value of a constant with one element; None for other expressions."""
-    if not isinstance(expr, tvm.ir.GenericConst) or math.prod(expr.value.shape) != 1:
-        return None
-    return float(expr.value.numpy().reshape(()))
+    return x, 1 / factor if kind == "divide" else factor
 
 
 def query_operand(var: relax.Var, values: Values) -> AttentionOperand:

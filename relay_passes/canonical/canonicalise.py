@@ -10,10 +10,10 @@ from pimflow.relay_passes.canonical.evaluate_constants import CompileConstants, 
 from pimflow.relay_passes.canonical.flatten_products import FlattenProducts
 from pimflow.relay_passes.canonical.fold_normalisation import FoldNormalisation
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
-from pimflow.relay_passes.canonical.integer_reductions import IntegerReductions
 from pimflow.relay_passes.canonical.merge_bias import MergeBias
 from pimflow.relay_passes.canonical.plain_activations import PlainActivations
 from pimflow.relay_passes.canonical.plain_axes import PlainAxes
+from pimflow.relay_passes.canonical.plain_integers import PlainIntegers
 from pimflow.relay_passes.canonical.plain_powers import PlainPowers
 from pimflow.relay_passes.canonical.plain_slices import PlainSlices
 from pimflow.relay_passes.canonical.plain_softmax import PlainSoftmax
@@ -76,7 +76,7 @@ class Canonicalise:
         transform = relax.transform
         mod = tvm.transform.Sequential(
             [
-                IntegerReductions(),
+                PlainIntegers(),
                 PlainAxes(),
                 PlainSlices(),
                 RecogniseGroupNorm(),

@@ -37,6 +37,7 @@ _EVALUATE: dict[str, Callable[..., np.ndarray]] = {
 # `FoldConstant` does not compile these; the importers' are inclusive.
 _SCANS: dict[str, Callable[..., np.ndarray]] = {"cumsum": np.cumsum, "cumprod": np.cumprod}
 _SHAPE_ONLY = ("full_like", "ones_like", "zeros_like")  # they need no values of their operand
+_FILLS = ("full", "full_like")  # `FoldConstant` cannot fill with infinity
 _MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to")
 _NUMBERS = ("float32", "float64", "int32", "int64", "bool")  # NumPy converts these as kernels do
 
@@ -63,7 +64,7 @@ class EvaluateConstants:
             if kind not in (*_EVALUATE, *_MOVES) and not is_scan and not _converts(var, value):
                 return None
             args = [constants.get(a, a) if isinstance(a, relax.Var) else a for a in value.args[:]]
-            operands = args[:1] if kind in _MOVES else args[1:] if kind == "full" else args
+            operands = args[:1] if kind in _MOVES else args[1:] if kind in _FILLS else args
             arrays = [_array(a) for a in operands]
             if any(a is None for a in arrays):
                 same = all(new.same_as(old) for new, old in zip(args, value.args[:]))
@@ -71,7 +72,7 @@ class EvaluateConstants:
             if kind == "permute_dims":
                 axes = value.attrs.axes
                 result = arrays[0].transpose(None if axes is None else [int(a) for a in axes])
-            elif kind in ("broadcast_to", "full"):
+            elif kind in ("broadcast_to", *_FILLS):
                 result = np.broadcast_to(arrays[0], shape(var))
             elif kind in _MOVES:
                 result = arrays[0].reshape(shape(var))
@@ -106,7 +107,9 @@ class CompileConstants:
             folds = kind in _SHAPE_ONLY or constant_vars.issuperset(read)
             if folds:
                 constant_vars.add(binding.var)
-            if kind and (folds or not all(map(_is_tensor, (binding.var, *read)))):
+            if kind and (
+                folds or not all(isinstance(var.ty, relax.TensorType) for var in (binding.var, *read))
+            ):
                 return relax.transform.FoldConstant()(mod)
         return mod
 
@@ -114,14 +117,10 @@ class CompileConstants:
 def _converts(var: relax.Var, value: relax.Expr) -> bool:
     """Whether `value` fills or converts a tensor of numbers that NumPy has; never fp32 to integers."""
     kind = operator(value)
-    if kind not in ("full", "astype") or str(var.ty.dtype) not in _NUMBERS:
+    if kind not in (*_FILLS, "astype") or str(var.ty.dtype) not in _NUMBERS:
         return False
-    source = str(value.args[1 if kind == "full" else 0].ty.dtype)
+    source = str(value.args[1 if kind in _FILLS else 0].ty.dtype)
     return source in _NUMBERS and ("float" not in source or "int" not in str(var.ty.dtype))
-
-
-def _is_tensor(var: relax.Var) -> bool:
-    return isinstance(var.ty, relax.TensorType)
 
 
 def _array(expr: relax.Expr) -> np.ndarray | None:

@@ -128,8 +128,6 @@ class _StateAppend:
         The cache that the network takes, and the one that it returns.
     cache : Var
         The new parameter, which serves as both.
-    new : Var
-        The tokens.
     position : Expr, optional
         Place of the first token; behind all of `past` if None.
     between : tuple of Var

@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, use_counts
+from pimflow.relay_passes.flat import main_bindings, number, operator, rebuild, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlainActivations")
@@ -53,8 +53,8 @@ def _gelu_operand(var: relax.Var, values: Bindings, counts: dict[relax.Var, int]
     """x, if `var` is 0.5 * x * (1 + erf(x / sqrt(2))) with its factors in any order; else None."""
     factors = _factors(var, values, counts)
     numbers = [number(f) for f in factors]
-    others = [f for f, number in zip(factors, numbers) if number is None]
-    scale = math.prod(number for number in numbers if number is not None)
+    others = [f for f, value in zip(factors, numbers) if value is None]
+    scale = math.prod(value for value in numbers if value is not None)
     if len(factors) == len(others) or len(others) != 2 or not math.isclose(scale, 0.5, rel_tol=1e-6):
         return None
     for x, curve in (others, others[::-1]):
@@ -101,10 +101,3 @@ def _operands(expr: relax.Expr, kind: str, values: Bindings, counts: dict[relax.
         return []
     first, second = value.args
     return [(first, second), (second, first)]
-
-
-def number(expr: relax.Expr) -> float | None:
-    """The value of a constant with one element; None for other expressions."""
-    if isinstance(expr, tvm.ir.GenericConst) and math.prod(expr.value.shape) == 1:
-        return float(expr.value.numpy().flat[0])
-    return None

@@ -6,8 +6,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.canonical.attention_operands import constant_scale, scalar
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.canonical.attention_operands import constant_scale
+from pimflow.relay_passes.flat import main_bindings, number, operator, rebuild, shape, use_counts
 
 Values = dict[relax.Var, relax.Expr]
 _MOVES = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze")
@@ -41,7 +41,7 @@ def guarded_softmax(
         if operator(step) != kind:
             return None
         condition = step.args[0]
-    is_guard = condition.same_as(softmax.args[0]) and scalar(step.args[1]) == -np.inf
+    is_guard = condition.same_as(softmax.args[0]) and number(step.args[1]) == -np.inf
     return (softmax, 2) if is_guard and counts.get(weights, 0) == 1 else None
 
 

@@ -24,11 +24,10 @@ from pimflow.relay_passes.canonical.attention_operands import (
     cache_operand,
     constant_scale,
     query_operand,
-    scalar,
 )
 from pimflow.relay_passes.canonical.plain_softmax import guarded_softmax
 from pimflow.relay_passes.canonical.softmax_sinks import softmax_with_sinks
-from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.flat import CACHE_TYPES, main_bindings, number, operator, rebuild, shape, use_counts
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseAttention")
@@ -78,8 +77,6 @@ class _AttentionMatch:
 
     Attributes
     ----------
-    masks : tuple of MaskTerm
-        Terms that are added to the scores.
     sinks : Expr, optional
         The scores that no key stands for, one for each head.
     guarded : bool
@@ -123,8 +120,6 @@ class _ScoreChain:
 
     Attributes
     ----------
-    product : Call, optional
-        The first product.
     masks : list of tuple
         Masks that are added: each (mask,), or the operands (condition, mask, mask) of a ``where``.
     scales : Var, optional
@@ -326,13 +321,13 @@ class _AttentionFinder:
         kind = operator(value)
         if kind == "add":
             sides = [(value.args[0], value.args[1]), (value.args[1], value.args[0])]
-            scores = [s for s in sides if isinstance(s[0], relax.Var) and self._leads_to_product(s[0])]
+            scores = [s for s in sides if isinstance(s[0], relax.Var) and self._scores(s[0]) is not None]
             return (scores[0][0], (scores[0][1],)) if len(scores) == 1 else None
         if kind != "where":
             return None
         condition, *sides = value.args
         for place, side in enumerate(sides):
-            hidden = scalar(sides[1 - place])
+            hidden = number(sides[1 - place])
             if isinstance(side, relax.Var) and hidden is not None and hidden <= MASK_THRESHOLD:
                 if shape(side) != shape(value):
                     return None
@@ -340,9 +335,6 @@ class _AttentionFinder:
                 none = relax.const(0.0, "float32")
                 return side, (condition, *((none, hides) if place == 0 else (hides, none)))
         return None
-
-    def _leads_to_product(self, var: relax.Var) -> bool:
-        return self._scores(var) is not None
 
 
 def _same_elements(value: relax.Expr | None) -> bool:

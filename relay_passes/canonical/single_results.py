@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import operator, rebuild, shape
+from pimflow.relay_passes.flat import BindingPass, operator, shape
 
 
 @tvm.transform.module_pass(opt_level=0, name="SingleResults")
-class SingleResults:
+class SingleResults(BindingPass):
     """Make one operator for each result, since a kernel has one; a result without readers is not computed.
 
     Rewrite: ``split(x, …) -> (strided_slice(x, …), …)``, ``topk(x) -> (topk(x, "values"), topk(x,
@@ -20,22 +20,17 @@ class SingleResults:
     Preserves: values exactly, names.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            kind = operator(value)
-            if kind == "split":
-                results = _slices(value, var.ty.fields)
-            elif kind == "topk" and value.attrs.ret_type == "both":
-                results = [_topk(value, "values"), _topk(value, "indices")]
-            else:
-                return None
-            names = (f"{var.name}_{index}" for index in range(len(results)))
-            return relax.Tuple([builder.emit(r, name_hint=name) for r, name in zip(results, names)])
-
-        return rebuild(mod, rewrite)
+    def rewrite(self, builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        """The new value of `var`; None if `value` stays."""
+        kind = operator(value)
+        if kind == "split":
+            results = _slices(value, var.ty.fields)
+        elif kind == "topk" and value.attrs.ret_type == "both":
+            results = [_topk(value, "values"), _topk(value, "indices")]
+        else:
+            return None
+        names = (f"{var.name}_{index}" for index in range(len(results)))
+        return relax.Tuple([builder.emit(r, name_hint=name) for r, name in zip(results, names)])
 
 
 def _slices(call: relax.Call, parts: Sequence[relax.TensorType]) -> list[relax.Expr]:

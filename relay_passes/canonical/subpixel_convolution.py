@@ -11,7 +11,7 @@ from tvm import relax
 
 from pimflow.core.chains import Upsampling
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape, use_counts
+from pimflow.relay_passes.flat import BindingPass, main_bindings, operator, shape, use_counts
 
 # [n, h, w, group, row, column, channel] to [n, h, row, w, column, group, channel].
 PHASES_TO_PIXELS = [0, 1, 4, 2, 5, 3, 6]
@@ -19,7 +19,7 @@ _MOVES = ("reshape", "permute_dims", "strided_slice")
 
 
 @tvm.transform.module_pass(opt_level=0, name="SubpixelConvolution")
-class SubpixelConvolution:
+class SubpixelConvolution(BindingPass):
     """Replace transposed convolutions by convolutions, which PIM runs.
 
     A transposed convolution with stride s has s*s phases, each a convolution with every s-th tap. One
@@ -35,34 +35,29 @@ class SubpixelConvolution:
         If a filter is not constant.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            if operator(value) != "nn.conv2d_transpose":
-                return None
-            x, filters = value.args
-            if not isinstance(filters, tvm.ir.GenericConst):
-                raise UnsupportedOpError(
-                    "ConvTranspose is supported with a constant filter only; make it an initializer"
-                )
-            groups = int(value.attrs.groups)
-            axes = _axes(value, shape(x)[1:3], shape(var)[1:3])
-            conv = relax.op.nn.conv2d(
-                x,
-                relax.const(_phases(filters.value.numpy(), groups, axes)),
-                padding=[a.before for a in axes] + [a.after for a in axes],
-                groups=groups,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-                out_layout="NHWC",
+    def rewrite(self, builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        """The new value of `var`; None if `value` stays."""
+        if operator(value) != "nn.conv2d_transpose":
+            return None
+        x, filters = value.args
+        if not isinstance(filters, tvm.ir.GenericConst):
+            raise UnsupportedOpError(
+                "ConvTranspose is supported with a constant filter only; make it an initializer"
             )
-            y = builder.emit(conv, name_hint=var.name)
-            y = depth_to_space(builder, y, tuple(a.stride for a in axes), groups, f"{var.name}_up")
-            return crop(y, tuple(a.skip for a in axes), tuple(a.extent for a in axes))
-
-        return rebuild(mod, rewrite)
+        groups = int(value.attrs.groups)
+        axes = _axes(value, shape(x)[1:3], shape(var)[1:3])
+        conv = relax.op.nn.conv2d(
+            x,
+            relax.const(_phases(filters.value.numpy(), groups, axes)),
+            padding=[a.before for a in axes] + [a.after for a in axes],
+            groups=groups,
+            data_layout="NHWC",
+            kernel_layout="OHWI",
+            out_layout="NHWC",
+        )
+        y = builder.emit(conv, name_hint=var.name)
+        y = depth_to_space(builder, y, tuple(a.stride for a in axes), groups, f"{var.name}_up")
+        return crop(y, tuple(a.skip for a in axes), tuple(a.extent for a in axes))
 
 
 def depth_to_space(

@@ -14,9 +14,9 @@ from pimflow.relay_passes.decomposition.layer_flops import layer_flops
 from pimflow.relay_passes.flat import (
     LAYER_NAMES,
     LAYER_ROLES,
+    TextAttribute,
     emit_as,
     layer_name,
-    main_attribute,
     main_bindings,
     rebuild,
     substitute,
@@ -28,7 +28,8 @@ from pimflow.relay_passes.flat import (
 # names no value: there are three from one decomposed layer to the next (bias, activation, fconv), and six or
 # more across one layer.
 DISTANCE = 4
-COPY_SOURCES = "pimflow.restored"
+# By name of each layer that `copy_skips` made, the layer of which it is a copy.
+COPY_SOURCES = TextAttribute("pimflow.restored")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,6 @@ class Skip:
 
     Attributes
     ----------
-    name : str
-        Its variable.
     uses : tuple of str
         Variables whose operators are distant uses, each with a copy in front of it. Uses soon after a distant
         one read the same copy.
@@ -98,11 +97,6 @@ def skips(
     return tuple(restorable)
 
 
-def copy_sources(mod: tvm.IRModule) -> dict[str, str]:
-    """By name of each layer that `copy_skips` made, the layer of which it is a copy."""
-    return {str(copy): str(layer) for copy, layer in main_attribute(mod, COPY_SOURCES).items()}
-
-
 class _SkipAnalysis:
     """The bindings of ``main`` as steps."""
 
@@ -119,7 +113,7 @@ class _SkipAnalysis:
             for var in self.reads[binding.var]:
                 self.read_at[var].append(step)
         # Copies stand right before their readers, and do not count as distance.
-        done = copy_sources(mod)
+        done = COPY_SOURCES.read(mod)
         self.copies = {var for var in self.value if layer_name(mod, var) in done}
         self.clock = list(itertools.accumulate((b.var not in self.copies for b in self.bindings), initial=0))
         returned = _operands(mod["main"].body.body)
@@ -230,7 +224,7 @@ def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
         for use in skip.uses:
             skips_by_use.setdefault(use, []).append(skip)
     values = {b.var.name: (b.var, b.value) for b in main_bindings(mod)}
-    names, role_of, copies = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod), copy_sources(mod)
+    names, role_of, copies = LAYER_NAMES.read(mod), LAYER_ROLES.read(mod), COPY_SOURCES.read(mod)
     used_names = {layer_name(mod, var) for var, _ in values.values()} | {p.name for p in mod["main"].params}
     var_remap: dict[relax.Var, relax.Expr] = {}  # by variable of `mod`, its replacement in the result
     latest: dict[relax.Var, relax.Expr] = {}  # by skip connection, the copy that later operators read
@@ -264,5 +258,4 @@ def copy_skips(mod: tvm.IRModule, selected: Collection[Skip]) -> tvm.IRModule:
         return var_remap[var]
 
     new = LAYER_ROLES.attach(LAYER_NAMES.attach(rebuild(mod, rewrite), names), role_of)
-    new["main"] = new["main"].with_attr(COPY_SOURCES, copies)
-    return new
+    return COPY_SOURCES.attach(new, copies)

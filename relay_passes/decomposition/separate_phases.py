@@ -21,7 +21,7 @@ from pimflow.relay_passes.flat import (
     shape,
     substitute,
 )
-from pimflow.relay_passes.kernels.fuse_groups import RunGraph
+from pimflow.relay_passes.kernels.activation_chains import RunGraph
 from pimflow.relay_passes.operators import POOL
 
 

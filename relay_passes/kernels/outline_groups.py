@@ -9,7 +9,7 @@ from tvm import relax
 
 from pimflow.relay_passes.flat import rebuild, substitute
 from pimflow.relay_passes.regions.extract_regions import region_groups
-from pimflow.relay_passes.regions.kernel_groups import free_variables
+from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables
 from pimflow.relay_passes.schedules.keep_barriers import TILES
 
 LAYERS = "pimflow.layers"  # attribute of a function of a group: numbers of operators of its layers, in order
@@ -41,7 +41,7 @@ class OutlineGroups:
             return mod
         kernels = region_groups(mod, views=self.views)
         layers = {
-            kernels[covers[-1]].result: ([kernels[name].bindings for name in covers], tiles)
+            kernels[covers[-1]].result: (_layers([kernels[name] for name in covers]), tiles)
             for covers, tiles in self.groups.items()
         }
 
@@ -55,6 +55,17 @@ class OutlineGroups:
 
         var_remap: dict[relax.Var, relax.Var] = {}
         return rebuild(mod, rewrite, var_remap)
+
+
+def _layers(kernels: Sequence[KernelGroup]) -> list[list[relax.VarBinding]]:
+    """The operators of kernels, with those in front of an anchor at the end of the layer before."""
+    layers: list[list[relax.VarBinding]] = []
+    for kernel in kernels:
+        begin = kernel.bindings.index(kernel.anchor) if layers and kernel.anchor else 0
+        if begin:
+            layers[-1] += kernel.bindings[:begin]
+        layers.append(kernel.bindings[begin:])
+    return layers
 
 
 def group_function(

@@ -16,7 +16,7 @@ def round_to_bf16(value: tirx.Expr) -> tirx.Expr:
     odd = (bits >> tirx.const(_DROPPED_BITS, word)) & tirx.const(1, word)
     rounding_bias = tirx.const((1 << (_DROPPED_BITS - 1)) - 1, word)
     upper_bits = (bits + rounding_bias + odd) & tirx.const(~0 << _DROPPED_BITS & 0xFFFFFFFF, word)
-    return tirx.Select(value == value, tirx.reinterpret("float32", upper_bits), value)
+    return tirx.Select(tirx.isnan(value), value, tirx.reinterpret("float32", upper_bits))
 
 
 def _cast(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -12,19 +12,8 @@ from pimflow.relay_passes.flat import main_bindings, operator, substitute, with_
 
 PRODUCTS = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.conv2d_transpose", "matmul")
 SELECTIONS = (  # operators that only select elements of their operands
-    "reshape",
-    "permute_dims",
-    "expand_dims",
-    "squeeze",
-    "flatten",
-    "broadcast_to",
-    "nn.pad",
-    "strided_slice",
-    "concat",
-    "take",
-    "nn.max_pool1d",
-    "nn.max_pool2d",
-    "nn.max_pool3d",
+    *("reshape", "permute_dims", "expand_dims", "squeeze", "flatten", "broadcast_to", "nn.pad"),
+    *("strided_slice", "concat", "take", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
 )
 VIEWS = ("reshape", "strided_slice", "concat")  # where `GroupKernels` left them in ``main``
 FULL, HALF = "float32", "float16"
@@ -138,7 +127,7 @@ def _tables(function: relax.Function) -> set[relax.Var]:
 
 
 def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
-    """Parameters that are filters of a depthwise convolution and have no other reader."""
+    """Parameters that are fp32 filters of a depthwise convolution and have no other reader."""
     bindings = _bindings(function)
     return {
         b.value.args[1]
@@ -146,6 +135,7 @@ def _depthwise_filters(function: relax.Function) -> set[relax.Var]:
         if operator(b.value) == "nn.conv2d"
         and b.value.attrs.kernel_layout == "OHWI"
         and b.value.attrs.groups > 1
+        and _dtype(b.value.args[1]) == FULL
         and b.value.args[1].ty.shape[3] == 1
         and sum(b.value.args[1] in relax.analysis.free_vars(reader.value) for reader in bindings) == 1
     } & set(function.params)

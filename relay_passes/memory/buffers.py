@@ -28,12 +28,8 @@ class TensorBuffer:
 
     Attributes
     ----------
-    var : Var
-        The first variable that holds it.
     begin, end : int
         Calls between which it is live, half-open; -1 until it is used.
-    pinned : bool
-        Whether ``main`` returns it.
     home : Buffer
         The buffer inside which it lies; itself if it lies in no other.
     within_bytes : int
@@ -89,8 +85,6 @@ class MainBuffers:
         Results that reuse the memory of an operand, with that operand.
     kernels_in_place : set of GlobalVar
         Kernels that write a result over an operand.
-    weights : set of Buffer
-        Buffers that weights are copied to.
     """
 
     by_var: dict[relax.Var, TensorBuffer]

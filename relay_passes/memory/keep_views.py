@@ -7,13 +7,13 @@ import math
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import element_bytes, operator, rebuild, shape, slice_begin
+from pimflow.relay_passes.flat import BindingPass, element_bytes, operator, shape, slice_begin
 
 PART, JOIN = "pimflow.part", "pimflow.join"
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepViews")
-class KeepViews:
+class KeepViews(BindingPass):
     """Hide slices, concatenations and reshapes that `GroupKernels` left in ``main`` from legalisation.
 
     Rewrite: ``strided_slice(x, [1], [2], [4]) -> call_pure_packed("pimflow.part", x, offset in bytes)``,
@@ -22,22 +22,17 @@ class KeepViews:
     Preserves: values, names.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            kind = operator(value)
-            if kind == "reshape":
-                return relax.op.memory.view(value.args[0], var.ty.shape)
-            if kind == "strided_slice":
-                offset = relax.prim_value(_offset_bytes(value, var))
-                return relax.op.call_pure_packed(PART, value.args[0], offset, ty_args=var.ty)
-            if kind == "concat":
-                return relax.op.call_pure_packed(JOIN, *value.args[0].fields, ty_args=var.ty)
-            return None
-
-        return rebuild(mod, rewrite)
+    def rewrite(self, builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        """The new value of `var`; None if `value` stays."""
+        kind = operator(value)
+        if kind == "reshape":
+            return relax.op.memory.view(value.args[0], var.ty.shape)
+        if kind == "strided_slice":
+            offset = relax.prim_value(_offset_bytes(value, var))
+            return relax.op.call_pure_packed(PART, value.args[0], offset, ty_args=var.ty)
+        if kind == "concat":
+            return relax.op.call_pure_packed(JOIN, *value.args[0].fields, ty_args=var.ty)
+        return None
 
 
 def view_call(value: relax.Expr) -> str:

@@ -35,8 +35,6 @@ class PlanPool:
 
     Parameters
     ----------
-    planner : callable
-        Decides where in the pool buffers lie.
     results_apart : bool
         Whether what ``main`` returns lies in storage of its own, so that no inference overwrites the results
         of the one before, if the pool stays. Its place in the pool is then unused.
@@ -84,8 +82,6 @@ def with_storage(
     ----------
     places : mapping of Buffer to (str, int)
         Storage of each buffer, and its offset there.
-    storages_bytes : mapping of str to int
-        Size of each storage.
     eager : bool
         Whether all storage is allocated before the first call, or each before its first tensor.
     """

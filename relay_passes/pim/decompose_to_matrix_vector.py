@@ -8,11 +8,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.relay_passes.flat import constant, operator, rebuild, shape
+from pimflow.relay_passes.flat import BindingPass, constant, operator, shape
 
 
 @tvm.transform.module_pass(opt_level=0, name="DecomposeToMatrixVector")
-class DecomposeToMatrixVector:
+class DecomposeToMatrixVector(BindingPass):
     """Replace dense NHWC convolutions by products with explicit windows.
 
     A fully connected layer (``matmul``) already has this form. Bias and activation stay operators behind the
@@ -31,21 +31,16 @@ class DecomposeToMatrixVector:
     def __init__(self, names: Collection[str] | None = None):
         self.names = names
 
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            is_selected = self.names is None or var.name in self.names
-            if not (is_selected and _is_dense(value)):
-                return None
-            windows = _windows(builder, value, var.name)
-            filters = np.from_dlpack(value.args[1].value)
-            matrix = constant(filters.reshape(filters.shape[0], -1).T)
-            product = relax.op.matmul(windows, matrix, out_dtype=value.attrs.out_dtype)
-            return builder.emit(product, name_hint=var.name)
-
-        return rebuild(mod, rewrite)
+    def rewrite(self, builder: relax.BlockBuilder, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        """The new value of `var`; None if `value` stays."""
+        is_selected = self.names is None or var.name in self.names
+        if not (is_selected and _is_dense(value)):
+            return None
+        windows = _windows(builder, value, var.name)
+        filters = np.from_dlpack(value.args[1].value)
+        matrix = constant(filters.reshape(filters.shape[0], -1).T)
+        product = relax.op.matmul(windows, matrix, out_dtype=value.attrs.out_dtype)
+        return builder.emit(product, name_hint=var.name)
 
 
 def _is_dense(value: relax.Expr) -> bool:

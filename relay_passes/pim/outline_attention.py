@@ -31,10 +31,6 @@ class PimAttention:
 
     Attributes
     ----------
-    text : str
-        Description for the code generator.
-    group : Attention
-        The attention of each group of matrices.
     product_part : callable
         Name of a product (`SCORES`, `VALUES`) of a group.
     keys_shape, values_shape : tuple of int

@@ -41,8 +41,6 @@ class Arithmetic:
 
     Attributes
     ----------
-    product : Product, optional
-        The largest matrix product.
     operations : int
         All other operations, those of smaller products included.
     multiplications : int

@@ -61,8 +61,6 @@ def extract_regions(mod: tvm.IRModule, name: str = "", *, views: bool = True) ->
     ----------
     mod : IRModule
         In canonical form.
-    name : str
-        Name of the network.
     views : bool
         See `kernel_groups`.
 

@@ -114,13 +114,7 @@ class KernelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCopy:
-    """The copy of a slice or concatenation.
-
-    Attributes
-    ----------
-    size_bytes : int
-        Bytes of the copy.
-    """
+    """The copy of a slice or concatenation."""
 
     layer: str
     size_bytes: int

@@ -23,11 +23,6 @@ class KeepBarriers:
     buffers already have minimum size; TVM 0.27 divides by zero when it analyses some of their conditions.
     Asynchronous copies of other kernels stay asynchronous.
 
-    Parameters
-    ----------
-    phases : Pass
-        The pipeline.
-
     Rewrite: that of `phases`, without the passes `SKIPPED_PASSES` for functions with the attribute `TILES`,
     and with `ASYNC_COPIES` for those with loops of `ASYNC_STAGES`.
     Preserves: everything else.

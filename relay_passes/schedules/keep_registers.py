@@ -10,6 +10,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from pimflow.relay_passes.schedules.drop_checks import DropChecks
 from pimflow.relay_passes.schedules.keep_barriers import KeepBarriers
 from pimflow.relay_passes.schedules.loops import rewrite_kernels
+from pimflow.relay_passes.schedules.widen_half import WidenHalf
 from pimflow.relay_passes.schedules.wrap_narrow import WrapNarrow
 
 ON_THE_STACK = {"disable_lower_builtin": tirx.IntImm("bool", 1)}  # else the runtime allocates it
@@ -49,7 +50,7 @@ def register() -> None:
         phases, _, device = default_s_tir_pipeline()
         lowering = [tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
         host = [DropChecks(), KeepRegisters(), *lowering]
-        emitted = tvm.transform.Sequential([KeepBarriers(phases), WrapNarrow()])
+        emitted = tvm.transform.Sequential([KeepBarriers(phases), WrapNarrow(), WidenHalf()])
         return emitted, lambda: tvm.transform.Sequential(host), device
 
     tirx.register_tir_pipeline(PIPELINE, pipeline)

@@ -7,14 +7,37 @@ from math import prod
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
+from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.target import Target
 
-from pimflow.core.blocks import MAX_BLOCK_AXIS, MAX_GRID_AXIS, MAX_THREADS, WARP_THREADS, KernelLimits
+from pimflow.core.blocks import (
+    MAX_BLOCK_AXIS,
+    MAX_GRID_AXIS,
+    MAX_THREADS,
+    SMALLEST_GPU,
+    WARP_THREADS,
+    KernelLimits,
+)
 from pimflow.relay_passes.schedules.loops import nodes
 from pimflow.relay_passes.schedules.lower_kernels import lower_kernels
 
 REGISTER_BYTES = 4
 OTHER_REGISTERS = 32  # of a thread, besides its buffers: addresses, operands (assumed)
+
+
+class GpuRule(GPUScheduleRule):
+    """A rule that schedules kernels for a GPU with `limits`, whose multiprocessors should all have work."""
+
+    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
+        self.limits = limits
+
+    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+        """`schedule` of a kernel for a GPU; None for other targets."""
+        return self.schedule(s_tir.Schedule(func)) if self.is_target_available(target) else None
+
+    def schedule(self, sch: s_tir.Schedule) -> s_tir.Schedule | None:
+        """The scheduled kernel; None if the rule is for other ones. This one changes nothing."""
+        return sch
 
 
 def with_limits(target: Target, limits: KernelLimits) -> Target:

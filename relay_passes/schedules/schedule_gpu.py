@@ -22,7 +22,7 @@ from tvm.target import Target
 
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.errors import UnsupportedOpError
-from pimflow.relay_passes.schedules.launch_limits import broken_limit, with_limits
+from pimflow.relay_passes.schedules.launch_limits import GpuRule, broken_limit, with_limits
 from pimflow.relay_passes.schedules.loops import (
     BLOCK,
     WARP,
@@ -72,7 +72,7 @@ class ScheduleGpu:
             Reduce(limits),
             gpu.GeneralReduction(),
             gpu.Fallback(),
-            Simple(),
+            GpuRule(limits),  # any other kernel, unchanged; `_bind_rest` gives it threads
         )
 
     def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
@@ -88,7 +88,8 @@ class ScheduleGpu:
         if attrs.get("tirx.is_scheduled") or attrs.get("tirx.is_host_func"):
             return func
         target = with_limits(attrs.get("target") or Target.current(allow_none=False), self.limits)
-        for rule in self.rules:
+        shares = (Reduce, dl.gpu.GeneralReduction) if _reduces_words(func) else ()
+        for rule in (rule for rule in self.rules if not isinstance(rule, shares)):
             try:
                 sch = rule.apply(func, target, False)
                 if sch is not None:
@@ -98,6 +99,18 @@ class ScheduleGpu:
             except Exception:  # a rule raises what its analyses and primitives raise; the next one may fit
                 continue
         raise UnsupportedOpError(f"'{name}' cannot be scheduled for {target.kind.name}")
+
+
+def _reduces_words(func: tirx.PrimFunc) -> bool:
+    """Whether a reduction gives 16-bit integers.
+
+    TVM has no shuffles of them: threads that share such a reduction pass on values in shared memory, and no
+    barrier of their warp is between a write and the read by another.
+    """
+    blocks = nodes(func.body, s_tir.SBlock)
+    return any(
+        reduction_axes(block) and str(block.writes[0].source.dtype) in ("int16", "uint16") for block in blocks
+    )
 
 
 class PlainProducts(GPUScheduleRule):
@@ -145,31 +158,20 @@ def _fuses_axes(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return False
 
 
-class Depthwise(GPUScheduleRule):
+class Depthwise(GpuRule):
     """Depthwise convolutions in NHWC.
 
     A thread computes a strip of pixels for a few channels in registers; its neighbours compute those of the
     next channels, so that a warp reads contiguous memory. There is no shared memory and no barrier: pixels
     that several strips read come from the cache.
-
-    Parameters
-    ----------
-    limits : KernelLimits
-        Those of the GPU, whose multiprocessors should all have threads.
     """
 
     THREADS = 512  # required on a multiprocessor: half of Turing's maximum
     OUTPUTS = 32  # of one thread; more would leave too few registers for the operands
     UNROLLED = 1024  # multiplications of one thread; with more, the loop over filter rows stays
 
-    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
-        self.limits = limits
-
-    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+    def schedule(self, sch: s_tir.Schedule) -> s_tir.Schedule | None:
         """The schedule of a depthwise convolution; None for other kernels."""
-        if not self.is_target_available(target):
-            return None
-        sch = s_tir.Schedule(func)
         main = reduction(sch, operands=2)
         if main is None or not _is_depthwise(sch.get(main)):
             return None
@@ -235,7 +237,7 @@ def _is_depthwise(block: s_tir.SBlock) -> bool:
     )
 
 
-class Reduce(GPUScheduleRule):
+class Reduce(GpuRule):
     """Reductions of any kind: pooling, means, matrix-vector products.
 
     One thread computes a short reduction. Several threads share each result of a long one, and neighbours
@@ -246,24 +248,13 @@ class Reduce(GPUScheduleRule):
     For the product of a row by a matrix with contiguous rows, each block of threads begins further on in its
     rows than the block before it, and wraps around. Otherwise all blocks would read the same part of their
     rows at a time, and rows whose pitch is a multiple of a power of two would lie in few memory channels.
-
-    Parameters
-    ----------
-    limits : KernelLimits
-        Those of the GPU, whose multiprocessors should all have blocks.
     """
 
     SHORT = 32  # elements of a reduction that one thread computes
     MAX_THREADS = 512  # of a block
 
-    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
-        self.limits = limits
-
-    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+    def schedule(self, sch: s_tir.Schedule) -> s_tir.Schedule | None:
         """The schedule of a kernel with one reduction; None for other kernels."""
-        if not self.is_target_available(target):
-            return None
-        sch = s_tir.Schedule(func)
         main = reduction(sch, operands=2) or reduction(sch, operands=1)
         if main is None:
             return None
@@ -304,13 +295,6 @@ class Reduce(GPUScheduleRule):
         width = next((w for w in (WARP, 16) if results >= w * multiprocessors), 8)
         most = self.limits.threads_up_to(self.MAX_THREADS) // width
         return width, min(most, 1 << (length - 1).bit_length())
-
-
-class Simple(GPUScheduleRule):
-    """Any other kernel, unchanged; `_bind_rest` gives it threads."""
-
-    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
-        return s_tir.Schedule(func) if self.is_target_available(target) else None
 
 
 def _bind_rest(sch: s_tir.Schedule, limits: KernelLimits) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from tvm import s_tir, tirx
-from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
+from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target
 
-from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.primitives.marks import ADDED, SHARED, SPREAD, TILE, UNROLLED
 from pimflow.relay_passes.schedules import schedule_primitives
+from pimflow.relay_passes.schedules.launch_limits import GpuRule
 from pimflow.relay_passes.schedules.loops import (
     BLOCK,
     bind,
@@ -27,28 +25,17 @@ THREAD = 4  # places, and lanes, whose sums a thread holds
 DEPTH = 16  # maximum depth of the slices of both operands in shared memory
 
 
-class PrimitiveStages(GPUScheduleRule):
+class PrimitiveStages(GpuRule):
     """Kernels whose stages carry the marks of `pimflow.primitives.kernels`.
 
     Stages that a workspace separates are separate launches. A block of threads computes a tile of sums, each
     thread `THREAD` x `THREAD` of them in registers. If the primitive requires it, slices of both operands
     come through shared memory, with barriers around them. Each piece (transform of a Winograd tile) has a
     thread. Blocks without a mark are inlined, unless they are results.
-
-    Parameters
-    ----------
-    limits : KernelLimits
-        Those of the GPU. Tiles are those of the primitive.
     """
 
-    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
-        self.limits = limits
-
-    def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
+    def schedule(self, sch: s_tir.Schedule) -> s_tir.Schedule | None:
         """The schedule of a kernel with marked stages; None for other kernels."""
-        if not self.is_target_available(target):
-            return None
-        sch = s_tir.Schedule(func)
         if not any(schedule_primitives.is_stage(sch, nest) for nest in outer_nests(sch)):
             return None
         for nest in outer_nests(sch):

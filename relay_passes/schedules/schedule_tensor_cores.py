@@ -9,7 +9,6 @@ from math import gcd, prod
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import (
     IterKind,
     auto_inline_consumer_chain,
@@ -22,8 +21,8 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.relay_passes.schedules.keep_barriers import ASYNC_STAGES
+from pimflow.relay_passes.schedules.launch_limits import GpuRule
 from pimflow.relay_passes.schedules.loops import (
     ACCESS_BYTES,
     BLOCK,
@@ -49,7 +48,7 @@ ASYNC_COPY_SCOPE = "async_commit_queue_scope"  # attribute of lowered statements
 PRODUCT_TILE = "pimflow.product_tile"  # attribute of a scheduled product: `BlockTile.to_text`
 
 
-class TensorCores(GPUScheduleRule):
+class TensorCores(GpuRule):
     """Matrix products and dense or grouped convolutions of fp16 operands on tensor cores.
 
     A convolution is an implicit matrix product: pixels by filters by taps. A block holds its tile of the
@@ -60,15 +59,7 @@ class TensorCores(GPUScheduleRule):
 
     DLight's own rule has one tile, 128 x 128; it leaves every product with an extent of 64 or less to the
     scalar units, and its accumulators need more shared memory than a block has on sm_75.
-
-    Parameters
-    ----------
-    limits : KernelLimits
-        Those of the GPU, whose multiprocessors should all have blocks.
     """
-
-    def __init__(self, limits: KernelLimits = SMALLEST_GPU):
-        self.limits = limits
 
     def apply(self, func: tirx.PrimFunc, target: Target, _: bool) -> s_tir.Schedule | None:
         """The schedule of a product of fp16 operands; None for other kernels."""

@@ -81,8 +81,6 @@ class _PipelineRun:
 
     Attributes
     ----------
-    groups : list of KernelGroup
-        One a region.
     rows : list of list of (begin, end)
         Output rows by region and stage.
     """

@@ -219,13 +219,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def replace_table(page: str, kernels: Sequence[HeldOutKernel]) -> str:
-    """`page` with the table between its markers replaced.
-
-    Raises
-    ------
-    TraceError
-        If it has no such markers.
-    """
+    """`page` with the table between its markers replaced; raises `TraceError` if it has no such markers."""
     pattern = f"{re.escape(BEGIN)}.*?{re.escape(END)}"
     text, count = re.subn(pattern, lambda _: f"{BEGIN}\n{table(kernels)}\n{END}", page, flags=re.S)
     if count != 1:

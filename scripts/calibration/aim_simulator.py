@@ -165,13 +165,7 @@ def table(comparisons: Sequence[AimComparison]) -> str:
 
 
 def replace_table(page: str, comparisons: Sequence[AimComparison]) -> str:
-    """`page` with the table between its marks replaced.
-
-    Raises
-    ------
-    ProfilerError
-        If it has no such marks.
-    """
+    """`page` with the table between its marks replaced; raises `ProfilerError` if it has no such marks."""
     if BEGIN not in page or END not in page:
         raise ProfilerError(f"the page has no marks {BEGIN} and {END}")
     before, rest = page.split(BEGIN, 1)

@@ -26,8 +26,6 @@ class LatencyBound:
 
     Attributes
     ----------
-    comp_cycles : int
-        Cycles of COMPs.
     activation_cycles : int
         Cycles of row changes, during which no COMP can issue.
     bus_cycles : int
@@ -47,6 +45,24 @@ class LatencyBound:
     tiles: int
     tiles_per_write: int
     pixels_per_write: int
+
+
+def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
+    """Lower bound on the time for products with all rows of `channels` channels, each row opened once.
+
+    It counts a COMP for every column and use, a row change after each row, and the share of refreshes. These
+    limit products that use many weights few times, as decoding does.
+
+    Parameters
+    ----------
+    row_bytes : float
+        Bytes of weights, or of a cache, in whole rows.
+    uses : float
+        How often each weight is multiplied: number of requests, or of heads that share a cache.
+    """
+    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
+    comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
+    return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
 
 
 def lower_bound(

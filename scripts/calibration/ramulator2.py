@@ -41,17 +41,7 @@ PRINTED = ("total_num_read_requests", "total_num_write_requests", "memory_system
 
 @dataclass(frozen=True, kw_only=True)
 class Ramulator2Run:
-    """A trace, and the statistics of Ramulator 2 for it.
-
-    Attributes
-    ----------
-    loads, stores : int
-        Lines of the trace.
-    reads, writes : int
-        Requests that Ramulator counts.
-    cycles : int
-        Clock cycles of its memory.
-    """
+    """A trace, and the statistics of Ramulator 2 for it."""
 
     name: str
     loads: int

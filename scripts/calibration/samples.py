@@ -53,8 +53,6 @@ class Sample:
         (tm, tn), or (tm, tn, split) with split-K, if it is known.
     measured_ns : float
         Launch included.
-    classes : tuple of str
-        The classes of `CLASSES` to which it belongs.
     shape : str
         Key of the fit/held-out split: the same for both dtypes.
     gpu : str

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calibration.latency_bound import mode_changes
+from calibration.latency_bound import mode_changes, row_limited_ns
 
 from pimflow.core.attention import Attention
 from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
@@ -28,7 +28,6 @@ from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, ProductLayout, all_schedules
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
 
 STRICT = BuiltIn()
@@ -67,8 +66,6 @@ class TimedProduct:
 
     Attributes
     ----------
-    cycles : int
-        Of its programs in sequence.
     comp_cycles : int
         Cycles in which the multipliers of the busiest channel work.
     """
@@ -322,8 +319,6 @@ def decode_limited_ns(
 
     Parameters
     ----------
-    results : float
-        Number of sums that are read.
     vector_bytes : float
         Bytes that are written to the buffers of all channels.
     lanes : int

@@ -28,7 +28,6 @@ from pimflow.pim_backend.programs.cache_schedule import (
 from pimflow.placement import CandidateGenerator, Costs
 from pimflow.placement.candidates import pim_attention
 from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
-from pimflow.placement.costs.costs import CacheCosts
 from pimflow.placement.costs.pim_runs import PimCost
 from pimflow.relay_passes.attention import NAME, attention_function
 from pimflow.relay_passes.caches import append_in_place
@@ -141,15 +140,10 @@ class LengthCosts(Costs):
     def __init__(self, costs: Costs):
         self.__dict__ = costs.__dict__
 
-    def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
+    def attention_costs(self, attention: Attention, tokens: int = 0) -> dict[str, tuple[ProductCost, ...]]:
         """As `Costs.attention_costs`, for full caches only."""
-        assert not any(tokens for _, tokens in requests)
-        return [
-            CacheCosts(
-                keys=self._product_costs(KEYS, attention), values=self._product_costs(VALUES, attention)
-            )
-            for attention, _ in requests
-        ]
+        assert not tokens
+        return {product: self._product_costs(product, attention) for product in (KEYS, VALUES)}
 
     def _product_costs(self, product: str, attention: Attention) -> tuple[ProductCost, ...]:
         """Costs of a product by schedule, the fastest first.

@@ -21,8 +21,6 @@ class Overlap:
     ----------
     lead : int
         Address of the operand; the result begins at 0.
-    operand, result : int
-        Sizes of operand and result.
     """
 
     lead: int
@@ -49,8 +47,6 @@ def overlap(
     ----------
     rows, columns : RangeMap
         Input rows and columns that the window reads.
-    channels, filters : int
-        Channels of operand and result.
     strict : bool
         Whether a pixel's channels are written while its window is still read; else, as in the paper, they are
         written when all of them are computed.

@@ -36,8 +36,6 @@ class OperatorMemory:
         Sum over all variables.
     lazy_peak_bytes : int
         Maximum of the bytes that are live at once.
-    plan : MemoryPlan
-        One pool for all variables.
     """
 
     operators: int

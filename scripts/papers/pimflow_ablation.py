@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from papers.pimflow_comparison import (
-    OURS,
-    PIMFLOW,
-    Configuration,
-    Row,
-    Searches,
-    plan_figures,
-    read_once,
-)
+from papers.pimflow_comparison import OURS, PIMFLOW, Configuration, Row, Searches, plan_figures, read_once
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.systems import CHARGES
 from pimflow.placement import Goal
@@ -56,22 +48,20 @@ def system_with_charges(configuration: Configuration, terms: Sequence[str]) -> S
     return configuration.system("+".join(["paper", *charges]), timing)
 
 
-def terms(searches: Searches, model: str = MODEL, configuration: Configuration = PIMFLOW) -> list[Row]:
-    """Rows from the paper's accounting to the full one.
+def terms(searches: Searches, models: Sequence[str], configuration: Configuration = PIMFLOW) -> list[Row]:
+    """Rows from the paper's accounting to the full one, of each network.
 
     Each charges a term ``alone``, and ``together`` with all terms before it.
     """
-    base = _search_row(searches, model, configuration, ())
-    rows = [{"term": "paper", "alone": base, "together": base}]
-    for count, term in enumerate(TERMS, start=1):
-        cumulative = _search_row(searches, model, configuration, TERMS[:count])
-        rows.append(
-            {
-                "term": term,
-                "alone": _search_row(searches, model, configuration, (term,)),
-                "together": cumulative,
-            }
-        )
+    rows = []
+    for model in models:
+        base = _search_row(searches, model, configuration, ())
+        rows.append({"model": model, "term": "paper", "alone": base, "together": base})
+        for count, term in enumerate(TERMS, start=1):
+            alone, together = (
+                _search_row(searches, model, configuration, charged) for charged in ((term,), TERMS[:count])
+            )
+            rows.append({"model": model, "term": term, "alone": alone, "together": together})
     return rows
 
 

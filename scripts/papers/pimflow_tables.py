@@ -188,9 +188,14 @@ def command_bounds(rows: Sequence[Row]) -> str:
 
 
 def terms(rows: Sequence[Row]) -> str:
-    """Speed-ups with each term of the accounting charged, alone and with those above it."""
-    lines = [[TERMS[row["term"]], _pair(row["alone"]), _pair(row["together"])] for row in rows]
-    return markdown(["charged", "alone", "with those above"], lines)
+    """Speed-ups with each term of the accounting charged: means of all networks, then network by network."""
+    lines = []
+    for term in _order(rows, "term"):
+        term_rows = select(rows, term=term)
+        means = [_means([row[which] for row in term_rows]) for which in ("alone", "together")]
+        lines.append([TERMS[term], *means, *(_pair(row["together"]) for row in term_rows)])
+    head = ["charged", "mean, alone", "mean, with those above"]
+    return markdown([*head, *(f"{model}, with those above" for model in _order(rows, "model"))], lines)
 
 
 def gains(rows: Sequence[Row]) -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import onnx
+from calibration.latency_bound import row_limited_ns
+from onnx import TensorProto
+
 from papers.attention_crossovers import speedup_lines
 from pimflow.commands.shared.search import search
 from pimflow.core.candidate import Cost
@@ -12,9 +16,9 @@ from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware import System
 from pimflow.host.pages import Chart
 from pimflow.placement import Profiling
-from pimflow.simulators.pim.bound import row_limited_ns
-from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import Decoder
+from pimflow.zoo.language.graph import HIDDEN
+from pimflow.zoo.language.graph_builder import GraphBuilder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +27,6 @@ class ProductCrossing:
 
     Attributes
     ----------
-    inputs, outputs : int
-        Sizes of the matrix.
     tokens : int
         Vectors that are multiplied with it: those of a prompt, or one for each request.
     gpu_ns : float
@@ -53,11 +55,20 @@ class ProductCrossing:
         return self.gpu_ns / self.plan_ns
 
 
+def _product_graph(decoder: Decoder, product: str, tokens: int) -> onnx.ModelProto:
+    """The graph of one product without its bias, from [tokens, inputs] to [tokens, outputs]."""
+    graph, name = GraphBuilder(decoder, tokens, tokens, 1), f"layers.0.{product}"
+    inputs, outputs = graph.shapes[f"{name}.weight"]
+    source = graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT)
+    result = graph.node("MatMul", name, [source, graph.weight(f"{name}.weight")])
+    return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
+
+
 def product_crossing(
     decoder: Decoder, product: str, tokens: int, system: System, profiling: Profiling
 ) -> ProductCrossing:
     """Search one product of a decoder's first block; `product` is the name of its weight, such as ``up``."""
-    search_result = search(graph.product_graph(decoder, product, tokens=tokens), system, profiling=profiling)
+    search_result = search(_product_graph(decoder, product, tokens), system, profiling=profiling)
     inputs, outputs = decoder.block_weights(0)[f"layers.0.{product}.weight"]
     (choice,) = search_result.plan.choices
     pim_latencies = [

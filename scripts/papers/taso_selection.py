@@ -58,8 +58,6 @@ class PbqpRun:
 
     Attributes
     ----------
-    time_ns : float
-        Of its selection.
     seconds : float
         CPU time.
     guesses : int

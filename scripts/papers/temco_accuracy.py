@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from papers.temco_variants import DecompositionVariants
+from papers.temco_variants import DecompositionVariants, with_fused_runs
 from papers.trained_networks import TASKS, TrainingTask, scores, task_scores, train
 from pimflow import frontend, zoo
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler import phases
 from pimflow.core.output_error import relative_error
-from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.layer_errors import layer_errors
 from pimflow.decomposition.network import DecomposedNetwork, decompose
@@ -224,7 +223,7 @@ def with_passes(network: Network, system: System) -> Network:
     """A decomposed network with skip connections reduced where the pool shrinks, and activations fused."""
     options = NetworkOptions(optimize_skips="pool", fuse_activations=True)
     reduced = prepare.reduce_skips(network, None, options, prepare.MinimumPools(system=system))
-    return replace(network, module=fuse_runs((reduced.network if reduced else network).module))
+    return with_fused_runs(replace(network, module=(reduced.network if reduced else network).module))
 
 
 def _compile(network: Network, system: System) -> Run:

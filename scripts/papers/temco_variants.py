@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
+
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
@@ -13,7 +15,7 @@ from pimflow.compiler.measurement import allocations
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.output_error import relative_error
 from pimflow.core.region import ConvGeometry
-from pimflow.decomposition.activations import fuse_runs
+from pimflow.decomposition.activations import with_separate_phases
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike, decompose, require_all
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.frontend import Network
@@ -21,6 +23,8 @@ from pimflow.hardware import System
 from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.optimize_skips import skips
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, tensor_bytes
+from pimflow.relay_passes.kernels.activation_chains import chain_regions
+from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.operator_memory import operator_liveness
 
 VARIANTS = ("fusion", "skip-opt", "skip-opt+fusion")
@@ -101,8 +105,15 @@ def decomposition_variants(
             pools = prepare.MinimumPools(system=system, target=target)
             reduced = prepare.reduce_skips(network, change, skip_options, pools)
             network = replace(network, module=reduced.network.module) if reduced else network
-        networks[name] = replace(network, module=fuse_runs(network.module)) if fuse else network
+        networks[name] = with_fused_runs(network) if fuse else network
     return DecompositionVariants(change=change, networks=networks)
+
+
+def with_fused_runs(network: Network) -> Network:
+    """`network` with each run of layers as one kernel, also where a plan would order them otherwise."""
+    network = with_separate_phases(network)
+    runs = dict.fromkeys(chain_regions(network.module), "")
+    return replace(network, module=tvm.transform.Sequential([OutlineGroups(runs)])(network.module))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +215,6 @@ class MemoryOverTime:
 
     Attributes
     ----------
-    live_bytes : list of int
-        During each layer.
     skip_bytes : list of int
         Those of tensors that wait for a distant use: from the layer after their producer to the last reader.
     """

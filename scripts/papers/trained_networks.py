@@ -73,8 +73,6 @@ def train(
         Of `BATCH` pictures each.
     learning_rate : float
         At the beginning; it falls to nothing along a cosine.
-    seed : int
-        Of the pictures.
 
     Raises
     ------

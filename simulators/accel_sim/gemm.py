@@ -97,8 +97,8 @@ class Gemm(ConvolutionOperands):
     @property
     def warps(self) -> int:
         """Warps of a thread block."""
-        small = self.tile[0] * self.tile[1] <= SMALL_TILE
-        return (SMALL_THREADS if small else LARGE_THREADS) // WARP_LANES
+        is_small = self.tile[0] * self.tile[1] <= SMALL_TILE
+        return (SMALL_THREADS if is_small else LARGE_THREADS) // WARP_LANES
 
     @property
     def warp_tile(self) -> tuple[int, int]:
@@ -196,7 +196,7 @@ class _Emitter:
         return taps, chunk_in_tap * CHUNK, chunks < self.gemm.chunks
 
     def _pixels(self, y: int) -> Addresses:
-        """Those of the input."""
+        """Addresses of the pixels of a tile, whose row in the grid is `y`."""
         gemm, geometry = self.gemm, self.gemm.geometry
         pixels = np.minimum(y * gemm.tile[0] + np.arange(gemm.tile[0]), gemm.m - 1)
         image, pixel_in_image = np.divmod(pixels, geometry.oh * geometry.ow)
@@ -219,7 +219,7 @@ class _Emitter:
         return addresses
 
     def _filters(self, x: int) -> Addresses:
-        """Those of the filters."""
+        """Addresses of the filters of a tile, whose column in the grid is `x`."""
         gemm, geometry = self.gemm, self.gemm.geometry
         columns = np.minimum(x * gemm.tile[1] + np.arange(gemm.tile[1]), gemm.n - 1)
         columns += self.z // gemm.split * gemm.n

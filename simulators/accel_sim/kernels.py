@@ -213,16 +213,12 @@ class KernelTrace:
 
     Attributes
     ----------
-    name : str
-        Name of the kernel.
     directory : str
         Name of the directory with ``kernelslist.g`` and a ``.traceg`` for each launch.
     launches : tuple of str
         Names in Accel-Sim's log, in order.
     instructions : tuple of int
         Instructions of each launch, as Accel-Sim counts them.
-    files_bytes : dict of str to int
-        Size of each file of the directory.
     """
 
     name: str

@@ -21,15 +21,7 @@ from pimflow.simulators.gpu.model import KernelCost
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedKernel:
-    """A simulated kernel, with its cost by the GPU model.
-
-    Attributes
-    ----------
-    name : str
-        Its `kernels.kernel_name`.
-    channels : int
-        Memory channels of the run.
-    """
+    """A simulated kernel, with its cost by the GPU model."""
 
     name: str
     kernel: Kernel

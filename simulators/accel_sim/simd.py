@@ -66,13 +66,7 @@ def _launch(
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A kernel that reads bytes once and writes bytes once, in order, with arithmetic in between.
-
-    Attributes
-    ----------
-    read_base, write_base : int
-        Addresses.
-    """
+    """A kernel that reads bytes once and writes bytes once, in order, with arithmetic in between."""
 
     read_base: int
     write_base: int

@@ -44,36 +44,17 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "learned"
 # Fields of a GPU that decide its analytic times.
 TIMING_FIELDS = (
-    "sms",
-    "clock_mhz",
-    "fma_per_sm_cycle",
-    "simd_fma_per_sm_cycle",
-    "shared_memory_bytes",
-    "registers_bytes",
-    "memory_channels",
-    "channel_bytes_per_ns",
-    "l2_bytes_per_channel",
-    "l2_bytes_per_channel_cycle",
-    "write_factor",
-    "efficiency",
+    *("sms", "clock_mhz", "fma_per_sm_cycle", "simd_fma_per_sm_cycle", "shared_memory_bytes"),
+    *("registers_bytes", "memory_channels", "channel_bytes_per_ns", "l2_bytes_per_channel"),
+    *("l2_bytes_per_channel_cycle", "write_factor", "efficiency"),
 )
 SUFFIX = ".ubj.xz"
 MIN_EXECUTION_SHARE = 0.1  # of the analytic execution; matters where the launch dominates
 MAX_ALIGNMENT = 7  # largest number of factors of two in a number of channels that is a feature
 TERMS = ("compute", "l2", "dram")
 SHAPE = (
-    "input_channels",
-    "output_channels",
-    "reduction",
-    "window",
-    "stride",
-    "pixels",
-    "macs",
-    "input_bytes",
-    "weight_bytes",
-    "output_bytes",
-    "output_per_input_channel",
-    "input_channel_blocks",
+    *("input_channels", "output_channels", "reduction", "window", "stride", "pixels", "macs", "input_bytes"),
+    *("weight_bytes", "output_bytes", "output_per_input_channel", "input_channel_blocks"),
     "output_channel_blocks",
 )
 BLOCK_CHANNELS = 32
@@ -150,13 +131,7 @@ def residual_class(geometry: ConvGeometry) -> str:
 
 @functools.cache
 def load_residual(path: Path) -> ResidualModel:
-    """Read a learned model's file.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be read, or is not a learned model.
-    """
+    """Read a learned model's file; raises `SpecError` if it cannot be read, or is not a learned model."""
     import xgboost
 
     try:

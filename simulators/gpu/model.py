@@ -6,9 +6,8 @@ quantised to tiles and waves, `simulators.gpu.roofline`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -25,14 +24,12 @@ SIZES = ("m", "n", "k", "window", "stride", "groups", "macs", "input_bytes", "we
 KERNELS_AT_ONCE = 256  # so that their demands in all tilings fit into a CPU's cache
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelCost:
     """The cost of a kernel.
 
     Attributes
     ----------
-    launch_ns : float
-        The grid launch, `GpuSpec.launch_ns`.
     execution_ns : float
         Time without the launch.
     compute_ns, l2_ns, dram_ns : float
@@ -122,7 +119,7 @@ def kernel_cost(
         If it has no rate for `dtype`, or lacks a constant of the model.
     """
     if tile is not None:  # the model itself also takes a split
-        kernel = dataclasses.replace(kernel, tile=cast(tuple[int, int], tile))
+        kernel = replace(kernel, tile=cast(tuple[int, int], tile))
     return kernel_costs(
         [KernelRequest(kernel, gpu.memory_channels if channels is None else channels)], gpu, dtype
     )[0]
@@ -150,12 +147,7 @@ def _fastest_costs(alternatives: Sequence[Demand], machine: RooflineMachine) -> 
     """Costs of kernels; each takes the fastest of the `alternatives`, the first of equally fast ones."""
     cycles = [execution_cycles(demand, machine) for demand in alternatives]
     best_tilings = [cycle_table.argmin(axis=1) for cycle_table in cycles]
-    min_cycles = np.array(
-        [
-            cycle_table[np.arange(len(cycle_table)), tilings]
-            for cycle_table, tilings in zip(cycles, best_tilings)
-        ]
-    )
+    min_cycles = np.array([cycle_table.min(axis=1) for cycle_table in cycles])
     fastest = min_cycles.argmin(axis=0).tolist()
     columns = [_columns(demand, tilings) for demand, tilings in zip(alternatives, best_tilings)]
     costs = []

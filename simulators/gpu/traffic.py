@@ -32,10 +32,6 @@ class TrafficShares:
     ----------
     read, weights, result, rest : (float, float)
         Inputs, rereads included; weights; the result; partial sums.
-    read_bytes : int
-        Unique bytes of `read`.
-    reread_share : float
-        Share of rereads in DRAM's traffic.
     tiled : bool
         Whether the L2 serves some operands several times, once for each tile.
     """

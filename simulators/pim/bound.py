@@ -60,24 +60,6 @@ def min_work_ns(
     return min(cycles(layer, vectors) for layer, vectors, _ in equivalents) * pim.tCK_ns
 
 
-def row_limited_ns(row_bytes: float, uses: float, pim: PimSpec, channels: int) -> float:
-    """Lower bound on the time for products with all rows of `channels` channels, each row opened once.
-
-    It counts a COMP for every column and use, a row change after each row, and the share of refreshes. These
-    limit products that use many weights few times, as decoding does.
-
-    Parameters
-    ----------
-    row_bytes : float
-        Bytes of weights, or of a cache, in whole rows.
-    uses : float
-        How often each weight is multiplied: number of requests, or of heads that share a cache.
-    """
-    rows = row_bytes / (channels * pim.banks * pim.columns_per_row * pim.column_bytes)
-    comps = uses * pim.columns_per_row * pim.timing["nCCDS"]
-    return rows * (comps + pim.row_switch_cycles) / (1 - pim.refresh_share) * pim.tCK_ns
-
-
 def min_read_ns(elements: float, uses: float, pim: PimSpec, dtype: str, channels: int) -> float:
     """Lower bound on the time of any programs for products with so many weights, each row opened once.
 

@@ -6,7 +6,6 @@ The physical rules of ``strict`` are written out here. Only the organisation and
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator
 
@@ -49,28 +48,15 @@ def violations(
     return messages + [f"… and {total - limit} more"] * (total > limit)
 
 
-def count_violations(
-    issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
-) -> int:
-    """Number of violations in the stream; one command can violate several rules."""
-    return sum(violations_by_rule(issued, spec, program, channel).values())
-
-
 def violations_by_rule(
     issued: np.ndarray, spec: PimSpec, program: PimProgram | None = None, channel: int = 0
 ) -> dict[str, int]:
     """Number of violations by rule, for every rule that was checked; gangs, buffers and latches add up."""
     counts: dict[str, int] = {}
     for rule, where, _ in _findings(issued, spec, program, channel):
-        kind = _rule_of_any(rule)
+        kind = re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
         counts[kind] = counts.get(kind, 0) + len(where)
     return counts
-
-
-@functools.lru_cache(maxsize=1 << 10)
-def _rule_of_any(rule: str) -> str:
-    """A rule without the number of a gang, buffer or latch."""
-    return re.sub(r"(gang|buffer|latch) \d+$", r"a \1", rule)
 
 
 def _is_any(command: np.ndarray, *kinds: int) -> np.ndarray:

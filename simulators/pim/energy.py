@@ -41,8 +41,6 @@ class CommandCounts:
         As in `TimingResult.commands`.
     gwrite_bursts, write_bursts : int
         Column-sized bursts of all GWRITEs, and of all WRITEs; each of a WRITE writes a column of a bank.
-    readres_bursts : int
-        Column-sized bursts of one READRES, or WRBIAS.
     banks : int, optional
         Banks that compute in a COMP; all by default.
     """

@@ -79,15 +79,11 @@ class TimingResult(JsonTree):
     ----------
     cycles : int
         Command clocks until the last channel is done, including its last data.
-    time_ns : float
-        The same, in nanoseconds.
     commands : dict of str to int
         Issued commands by canonical name, over all channels, including PRE and REF, and WRITE if there are
         any. A PRE closes one gang in ``strict``, and all banks of the channel in ``ramulator-pimflow``.
     timing : str
         ``"strict"`` or ``"ramulator-pimflow"``.
-    pim : str
-        Name of the device.
     utilisation : float
         Share of the clocks in which the multipliers work: COMPs times nCCDS over `cycles`, mean over
         the channels; in [0, 1].
@@ -97,12 +93,6 @@ class TimingResult(JsonTree):
         after a refresh. None if another simulator does not give it.
     gwrite_bursts : int
         Column-sized bursts of all GWRITEs, over all channels.
-    channel_cycles : tuple of int
-        Cycles of each channel.
-    channel_commands : tuple of dict of str to int
-        `commands` of each channel.
-    channel_gwrite_bursts : tuple of int
-        `gwrite_bursts` of each channel.
     channel_write_bursts : tuple of int
         Column-sized bursts of the WRITEs of each channel.
     violations : int or None

@@ -34,8 +34,6 @@ class Trace:
 
     Attributes
     ----------
-    name : str
-        Its origin, for messages.
     words : ndarray, [commands], uint32
         Kind and address of each command; ``simulators/src/timing.h`` has the layout.
     """

@@ -66,12 +66,6 @@ class ServingLimits:
     ----------
     max_batch : int
         Requests that have pages.
-    chunk_tokens : int
-        Tokens of a prefill in one step.
-    page_tokens, pages : int
-        Tokens of a page of the caches, and number of pages.
-    context : int
-        Tokens of one request.
     """
 
     max_batch: int

@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from calibration.accel_sim_accuracy import half_split_table, ratio_errors
-from calibration.gpu_fit import (
-    EMITTED_CONSTANTS,
-    efficiency_sources,
-    fit,
-    sample_groups,
-    write_efficiency,
-)
+from calibration.gpu_fit import EMITTED_CONSTANTS, efficiency_sources, fit, sample_groups, write_efficiency
 from calibration.samples import SIZES, analytic_ns, read_samples
 
 from pimflow.core.region import Kernel

@@ -1,7 +1,5 @@
 """Is Python's collector as it was, whatever happens meanwhile?"""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 

@@ -67,12 +67,6 @@ def test_a_chain_by_hand():
     assert [liveness.live_bytes(step) for step in range(3)] == [11, 110, 1100]
 
 
-def test_a_skip_connection_stays_live():
-    steps = [([], ["skip"]), (["skip"], ["a"]), (["a"], ["b"]), (["b", "skip"], ["y"])]
-    liveness = Liveness.from_steps(steps, {"skip": 7, "a": 1, "b": 1, "y": 1}, outputs=["y"])
-    assert liveness.live_bytes(2) == 7 + 1 + 1
-
-
 def test_an_alias_class_counts_once_at_its_largest():
     def life(name, size_bytes, alias=""):
         return Lifetime(name=name, begin=0, end=1, size_bytes=size_bytes, alias=alias)

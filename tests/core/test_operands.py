@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry
@@ -16,7 +17,6 @@ from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.pim.coverage import program_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.legality import program_violations_by_rule
 from pimflow.simulators.profiler import BuiltIn
 

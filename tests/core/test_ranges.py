@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.core.ranges import Range, RangeMap
+from pimflow.core.ranges import RangeMap
 
 settings.register_profile("ranges", derandomize=True, deadline=None, max_examples=examples(400))
 PROPERTY = settings.get_profile("ranges")
@@ -118,14 +118,6 @@ def test_outputs_of_one_window_are_not_parted():
     with pytest.raises(ValueError, match="no whole runs of 2"):
         RangeMap(extent=4, repeat=2).output_part(1, 4)
     assert RangeMap(extent=4, repeat=2).output_part(2, 6) == RangeMap(extent=2, repeat=2)
-
-
-def test_one_layer_by_hand():
-    """ResNet's first layer: 7x7, stride 2, padding 3, over 224 rows, halved."""
-    stem = RangeMap(extent=224, window=7, stride=2, pad_before=3, pad_after=3)
-    assert stem.output_extent == 112
-    assert stem.inputs(0, 56) == Range(begin=0, end=114, pad_before=3, pad_after=0)
-    assert stem.inputs(56, 112) == Range(begin=109, end=224, pad_before=0, pad_after=2)
 
 
 def test_rows_that_read_only_padding_have_no_inputs():

@@ -1,7 +1,5 @@
 """Does a wrong hardware file say what is wrong and where, and a right one where its numbers come from?"""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -27,41 +25,21 @@ def edit_spec(tmp_path: Path, kind: str, old: str, new: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("kind", "name"), EMBEDDED)
-def test_embedded_files_load(kind, name):
-    spec = LOADERS[kind](name)
-    assert spec.name == name
-    assert spec.description
-
-
 # Kind, line to replace, its replacement, and what the message must name.
 WRONG_FIELDS = [
     ("pim", "gangs", "gang = 4", "unknown field 'gang'; did you mean gangs"),
-    ("pim", "gangs", "", "missing field gangs"),
-    ("pim", "gangs", "gangs = 'four'", "field 'gangs': 'four' is not a int"),
     ("pim", "gangs", "gangs = 4.5", "field 'gangs': 4.5 is not a int"),
-    ("pim", "gangs", "gangs = true", "field 'gangs': True is not a int"),
     ("pim", "gangs", "gangs = 0", "field 'gangs': 0 is not a finite number above zero"),
-    ("pim", "gangs", "gangs = -4", "field 'gangs': -4 is not a finite number above zero"),
     ("pim", "gangs", "name = 'x'", "unknown field 'name'"),
-    ("pim", "gangs", "gangs = { value = 4, origin = 'me' }", "field 'gangs': .* is not a int"),
     ("pim", "tCK_ps", "tCK_ps = 1e308", "field 'tCK_ps': 1e.308 is not below 1e.18"),
-    ("pim", "tCK_ps", "tCK_ps = inf", "field 'tCK_ps': inf is not a finite"),
-    ("pim", "tCK_ps", "tCK_ps = nan", "field 'tCK_ps': nan is not a finite"),
     ("pim", "latch_initial_value", "latch_initial_value = 0", "field 'latch_initial_value': 0 is not a bool"),
     ("pim", "dtypes", "dtypes = ['fp16', 'int3']", "dtype 'int3' is none of fp16, bf16, fp32, int8"),
     ("pim", "dtypes", "dtypes = [1]", "field 'dtypes': 1 is not a str"),
-    ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = 10", "field 'row_base': 10 leaves none of 10"),
     ("pim", "rows_per_bank", "rows_per_bank = 10\nrow_base = -1", "field 'row_base': -1 is not"),
-    ("pim", "nBL", "", "constraint 11 names latency 'nBL', which .timing. lacks"),
     ("pim", "nRFC", "nRFC = 3.5", "field 'timing'.nRFC: 3.5 is not a int"),
     ("pim", "nRFC", "nRFC = { source = 'x' }", "field 'timing'.nRFC: {'source': 'x'} is not a int"),
-    ("pim", "nRFC", "nRFC = -1", "field 'timing.nRFC': -1 is not a finite number of zero or more"),
-    ("pim", "multiply_pj", "multiply_pj = -0.5", "field 'energy.multiply_pj': -0.5 is not"),
     ("pim", "level", "level = 'bank'", "constraint 1: level 'bank' is none of channel, gang, buffer"),
-    ("pim", "before", "before = ['ACT']", "constraint 1: command 'ACT' is none of GWRITE"),
     ("pim", "before", "before = 'G_ACT'", "constraint 1: field 'before': 'G_ACT' is not a"),
-    ("pim", "latency", "latency = 'nFOUR'", "constraint 1 names latency 'nFOUR'"),
     ("pim", "latency", "latency = 'nFAW'\nper_burst = 'nX'", "constraint 1 names latency 'nX'"),
     ("pim", "latency", "latency = 'nFAW'\nwindow = 9", "constraint 1: field 'window': 9 is not in 1..8"),
     ("pim", "latency", "", "constraint 1: missing field latency"),
@@ -120,12 +98,6 @@ def test_sections_of_another_kind(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(SpecError, match=f"^pim 'mine': .*({message})"):
         PimSpec.load(path)
-
-
-def test_a_message_is_one_line(tmp_path):
-    with pytest.raises(SpecError) as caught:
-        PimSpec.load(edit_spec(tmp_path, "pim", "gangs", "gangs = 'four\\nlines'"))
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -243,12 +215,13 @@ def test_every_number_has_a_source(kind, name):
     """Or says that it is assumed."""
     _, table = read_toml(kind, name)
     spec = LOADERS[kind](name)
+    assert spec.name == name and spec.description
     for field, value in numbers(table).items():
         assert set(value) == {"value", "source"}, f"{name}: {field}"
         assert len(value["source"]) > 3, f"{name}: {field}"
         assert spec.sources[field] == value["source"]
     for rule in (*table.get("constraints", ()), *table.get("operands", ())):
-        assert rule["source"], rule
+        assert len(rule["source"]) > 3, rule
 
 
 def test_every_field_of_newton_is_in_its_file():
@@ -272,13 +245,6 @@ def test_nothing_between_file_and_device_changes_a_value():
     assert spec.constraints == tuple(Constraint(**rule) for rule in rules)
 
 
-def test_every_latency_of_newton_is_in_force():
-    spec = PimSpec.load("newton-gddr6")
-    used = {rule.latency for rule in spec.constraints} | {rule.per_burst for rule in spec.constraints}
-    # The interval of refreshes, and what a READRES takes after the last command, are no rules.
-    assert set(spec.timing) - used == {"nREFI", "nCL"}
-
-
 def test_assumptions_show_their_values():
     shown = system().assumptions()
     assert any(row.startswith("system: pim_launch_ns = 1000.0 (assumed") for row in shown)
@@ -287,15 +253,6 @@ def test_assumptions_show_their_values():
     assert not any("energy.dram_pj_per_bit" in row for row in shown if row.startswith("gpu"))
     assert all("assumed" in row for row in shown)
     assert not any("tCK_ps" in row for row in shown)
-
-
-def test_devices_are_what_their_papers_say():
-    newton = PimSpec.load("newton-gddr6")
-    assert newton.banks == 16
-    assert [newton.elements_per_column(dtype) for dtype in ("fp16", "fp32")] == [16, 8]
-    assert [newton.elements_per_row(dtype) for dtype in ("fp16", "fp32")] == [512, 256]
-    assert [newton.readres_bursts(dtype) for dtype in ("fp16", "fp32")] == [1, 2]
-    assert newton.tCK_ns == pytest.approx(8 / 7)
 
 
 # --- values that begin as another device's ---
@@ -342,7 +299,6 @@ ABSURD_FIELDS = [
     ("column_bytes", "1000000000", "a row of all 16 banks has .* bytes, more than"),
     ("banks_per_gang", "1000000000", "a row of all 4000000000 banks has .* bytes, more than"),
     ("nCCDS", "1000000", "field 'timing.nCCDS': 1000000 leaves no time to compute"),
-    ("nTREE", "1000000", "field 'timing.nTREE': 1000000 leaves no time to compute"),
 ]
 ABSURD_EXPONENTS = ["1e17", "1e-17", "0.5", "65"]
 

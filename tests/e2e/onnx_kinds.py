@@ -1,7 +1,5 @@
 """Small ONNX networks, an operator or two each: what ONNX Runtime computes, pimflow computes or refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto as T
@@ -93,6 +91,14 @@ for k in ("BitwiseAnd", "BitwiseOr", "BitwiseXor"):
 op("BitShift", "BitShift", "x z", t=T.UINT8, weights={"z": np.uint8([1])}, direction="LEFT")
 op("Where", "Where", "c x z", extra={"c": (B, SHAPE), "z": (F, SHAPE)})
 op("Mean 1", "Mean")
+op("Max 1", "Max")
+op(
+    "Min of maps, a number and pixels",
+    "Min",
+    "x z one",
+    extra={"z": (F, (8, 1, 1))},
+    weights={"one": np.float32(1)},
+)
 op("Mean 3", "Mean", "x z v", extra={"z": (F, SHAPE), "v": (F, SHAPE)})
 op("Mean broadcast", "Mean", "x z", extra={"z": (F, (8, 1, 1))})
 op("Sum broadcast", "Sum", "x z", extra={"z": (F, (8, 1, 1))})

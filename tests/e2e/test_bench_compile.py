@@ -1,9 +1,8 @@
 """Do the generated networks grow as asked, and does the table say which targets were missed?"""
 
-import importlib
-import sys
-from pathlib import Path
-
+import bench_compile
+import build_zoo
+import growing_networks
 import pytest
 
 from pimflow import frontend
@@ -11,20 +10,10 @@ from pimflow.commands.shared import prepare
 
 pytestmark = pytest.mark.long
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture
-def scripts(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module
-    for name in ("bench_compile", "growing_networks", "build_zoo", "zoo_graphs"):
-        sys.modules.pop(name, None)
-
 
 @pytest.mark.parametrize("kind", ["chain", "branchy"])
-def test_networks_have_about_the_regions_asked_for(scripts, tmp_path, kind):
-    strip, build = scripts("build_zoo").strip, scripts("growing_networks").KINDS[kind]
+def test_networks_have_about_the_regions_asked_for(tmp_path, kind):
+    strip, build = build_zoo.strip, growing_networks.KINDS[kind]
     for requested_count in (14, 28):
         path = tmp_path / f"{requested_count}.onnx"
         path.write_bytes(strip(build(requested_count), path.stem).SerializeToString())
@@ -54,8 +43,8 @@ def row(search_seconds: float, full_seconds: float, peak_gib: float) -> dict:
         ((1.0, 9.1, 4.1), "no: full cache, no: memory"),
     ],
 )
-def test_search_rewrite_and_code_count_against_the_targets(scripts, figures, verdict):
-    text = scripts("bench_compile").table([row(*figures)])
+def test_search_rewrite_and_code_count_against_the_targets(figures, verdict):
+    text = bench_compile.table([row(*figures)])
     assert text.splitlines()[-1] == (
         f"| net | 5 | {figures[0]:.1f} | {figures[1]:.1f} | 1.0 | 2.0 "
         f"| {figures[0] + 4:.1f} | {figures[1] + 4:.1f} | {figures[2]:.2f} | {verdict} |"

@@ -1,7 +1,5 @@
 """Is attention over a cache in PIM what it is elsewhere, step after step, and is what is wrong refused?"""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -9,7 +9,6 @@ from skip_networks import hourglass
 
 import pimflow
 from pimflow import frontend
-from pimflow.commands.main import main
 from pimflow.decomposition.calibration import Calibration, agreement
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
@@ -150,28 +149,10 @@ def test_what_does_not_fit_is_refused(change, said, tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"PK\x03\x04 no archive", "not an .npz"),
-        (b"", "not an .npz"),
-        (b"text", "not an .npz"),
-        (None, "read"),
-    ],
-)
-def test_what_is_no_file_of_arrays_is_refused(content, said, tmp_path, capsys):
-    path = tmp_path / "data.npz"
-    if content is not None:
-        path.write_bytes(content)
-    options = ["--decompose", "tucker:0.5", "--calibration", str(path), "--quiet"]
-    assert main(["compile", "toy", *options]) == 3
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
-
-
-@pytest.mark.long
 def test_an_array_without_a_name_and_a_damaged_file_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(CalibrationError, match="cannot be read"):
+        Calibration.read(tmp_path / "none.npz", frontend.load("toy"))
     with pytest.raises(CalibrationError, match="one array without a name"):
         Calibration.read(tmp_path / "one.npy", frontend.load("toy"))
     path = tmp_path / "data.npz"

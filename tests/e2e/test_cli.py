@@ -231,13 +231,6 @@ def test_bad_input_is_one_line_and_the_right_code(capsys, argv, code, says):
     assert says in err and err.count("\n") == 1 and "Traceback" not in err
 
 
-def test_a_malformed_trace_gives_file_line_and_text(capsys, tmp_path):
-    path = tmp_path / "bad.pim"
-    path.write_text("0x00000000 GWRITE\n0x00000000 G_ACT9\n")
-    code, _, err = run(capsys, "simulate", str(path))
-    assert code == 3 and "bad.pim:2" in err and "G_ACT9" in err
-
-
 def test_usage_errors_end_with_2(capsys):
     assert run(capsys)[0] == 2
     assert run(capsys, "compile")[0] == 2

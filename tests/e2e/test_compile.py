@@ -2,15 +2,12 @@
 
 import functools
 import json
-import random
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from branching import network_with_padding
@@ -26,46 +23,18 @@ from pimflow.commands.shared import prepare
 from pimflow.commands.shared.plan_report import ConventionsReport
 from pimflow.commands.shared.report_text import MAX_LINES, MIN_LAYERS, summary
 from pimflow.commands.shared.report_text import table as report_table
-from pimflow.compiler import build, phases
+from pimflow.compiler import build
 from pimflow.compiler.artifact import UNSEALED
 from pimflow.compiler.measurement.kernel_times import kernel_times
-from pimflow.compiler.verification import verify
-from pimflow.core.candidate import Candidate, Provenance
+from pimflow.core.candidate import Provenance
 from pimflow.core.plan import Choice, Plan
-from pimflow.errors import (
-    ArtifactError,
-    InfeasibleError,
-    ModelError,
-    PlanError,
-    UsageError,
-    VerificationError,
-)
+from pimflow.errors import ArtifactError, InfeasibleError, PlanError, UsageError, VerificationError
 from pimflow.hardware import system
 from pimflow.hardware.systems import PADDINGS
 from pimflow.pim_backend.runtime import targets
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
-from pimflow.pim_backend.runtime.network_module import infer
-from pimflow.placement import CandidateGenerator, SearchResult, apply, search
-from pimflow.placement.candidates import pipelines
+from pimflow.placement import apply, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.relay_passes.regions.kernel_groups import kernel_groups
-
-REPORT_KEYS = {
-    *("model", "system", "accounting", "timing", "latency_gpu_only_ns", "latency_ns", "speedup"),
-    *(
-        "conventions",
-        "conventions_missing",
-        "accounting_terms",
-        "energy_gpu_only_pj",
-        "energy_pj",
-        "verified",
-        "max_relative_error",
-    ),
-    *("timing_violations", "timing_violations_of", "weight_load_ns", "regions"),
-    *("search_seconds", "wall_seconds"),
-}
-REGION_KEYS = {"name", "mode", "gpu_share", "latency_gpu_only_ns", "latency_ns", "reason"}
-
 
 compile_only = functools.partial(pimflow.compile, conventions="none")
 
@@ -75,11 +44,9 @@ def toy(compiled_toy):
     return compiled_toy
 
 
-def test_report_has_every_key_and_is_verified(toy):
+def test_the_report_is_stored_and_says_that_outputs_are_right(toy):
     directory, compiled = toy
     report = json.loads((directory / "report.json").read_text())
-    assert set(report) >= REPORT_KEYS
-    assert all(set(region) >= REGION_KEYS for region in report["regions"])
     assert report["verified"] is True and report["timing_violations"] == 0
     assert report["timing_violations_of"] == report["timing"] == "strict"
     assert report["regions_verified"] == sum(r["on_pim"] for r in report["regions"]) > 0
@@ -236,14 +203,6 @@ def test_the_timeline_is_in_the_directory(toy):
     assert row.busy_ns["gpu"] == pytest.approx(compiled.report.gpu_part.modelled_ns)
 
 
-def test_a_damaged_library_is_refused(toy, tmp_path):
-    shutil.copytree(toy[0], tmp_path / "copy")
-    library = tmp_path / "copy" / "model.so"
-    library.write_bytes(library.read_bytes()[:-100])
-    with pytest.raises(ArtifactError, match="compile again"):
-        pimflow.run(tmp_path / "copy")
-
-
 @pytest.mark.long
 def test_same_inputs_same_bytes(toy, tmp_path):
     directory, _ = toy
@@ -252,22 +211,6 @@ def test_same_inputs_same_bytes(toy, tmp_path):
         if path.is_dir() or path.name in UNSEALED:  # they hold how long it took
             continue
         assert path.read_bytes() == (tmp_path / "again" / path.relative_to(directory)).read_bytes()
-
-
-@pytest.mark.long
-def test_plan_round_trips_and_an_edited_one_is_applied(toy, tmp_path):
-    directory, compiled = toy
-    plan = Plan.load(directory / "plan.json")
-    assert plan == compiled.plan
-    assert plan.choice(
-        "block.project.conv"
-    ).rewrite.accumulates_residual  # its residual, which a part would not have
-    no_epilogue = {"finishes": (), "joins": False}
-    edited = with_choice(plan, "block.project.conv", mode="SPLIT", gpu_share=0.5, schedule="", **no_epilogue)
-    (tmp_path / "plan.json").write_text(edited.to_json())
-    recompiled = compile_only("toy", plan=tmp_path / "plan.json")
-    assert recompiled.plan.choice("block.project.conv").mode == "SPLIT"
-    assert recompiled.verification.is_verified
 
 
 @pytest.mark.long
@@ -292,71 +235,6 @@ def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
 def test_a_plan_for_another_network_is_refused(toy):
     with pytest.raises(PlanError, match="another network"):
         compile_only("toy", plan=replace(toy[1].plan, model="0" * 16))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("model", "padding", "copies"),
-    [  # every model, and every pair of the others
-        pytest.param("toy", "asymmetric", "elided", id="toy"),
-        pytest.param("toy", "symmetric", "made", id="toy-symmetric-made"),
-        pytest.param(network_with_padding(), "symmetric", "elided", id="padded-symmetric"),
-        pytest.param(network_with_padding(), "asymmetric", "made", id="padded-made"),
-        pytest.param(network_with_padding(7, 20), "symmetric", "elided", id="unaligned-symmetric"),
-    ],
-)
-def test_random_plans_give_the_reference_and_launch_what_is_charged(model, padding, copies):
-    """Outputs are verified, and the same bits however padding is done; kernels built are launches charged."""
-    network = frontend.load(model)
-    target = system(padding=padding, copies=copies)
-    graph = prepare.regions(network, target)
-    search_result = search(graph, target)
-    inputs = network.example_inputs()
-    staged: dict[str, list[Candidate]] = {}
-    for run in pipelines.runs(search_result.generator):
-        staged.setdefault(run.pipeline.regions[0], []).append(
-            pipelines.make(search_result.generator, run.pipeline)
-        )
-    draw = random.Random(0)
-    seen_modes: set[str] = set()
-    for index in range(6):
-        plan = random_plan(search_result, staged, draw)
-        seen_modes.update(choice.mode for choice in plan.choices)
-        plan_result = apply(graph, target, plan, search_result.costs)
-        applied = phases.apply_plan(network.module, phases.PlanRewrites.from_search(plan_result), target)
-        events = plan_result.evaluation.timeline.events
-        launches = sum(event.launched for event in events if event.resource == "gpu")
-        assert sum(group.fusible for group in kernel_groups(applied, views=target.uses_views)) == launches
-        if index or not target.uses_views:
-            continue
-        built = build.build(network, plan_result, targets.target_by_name("llvm+pim"))
-        verify(network, built, target, inputs, network.reference(inputs)).require()
-        if target.has_symmetric_padding:
-            other = replace(target, padding="asymmetric")
-            plain = replace(plan_result, generator=CandidateGenerator(graph, other, search_result.costs))
-            twin = build.build(network, plain, targets.target_by_name("llvm+pim"))
-            for y, expected in zip(infer(built.module, inputs), infer(twin.module, inputs), strict=True):
-                assert np.array_equal(y, expected)
-    assert seen_modes >= {"GPU", "PIM", "SPLIT"} | ({"PIPELINE"} if staged else set())
-    assert staged or model != "toy" or not target.uses_views
-
-
-def random_plan(search_result: SearchResult, staged: dict[str, list[Candidate]], draw: random.Random) -> Plan:
-    """Any legal choice of modes and pipelines; every other layer that can be split is."""
-    choices: list[Choice] = []
-    covered: set[str] = set()
-    for region in search_result.graph.regions:
-        if region.name in covered:
-            continue
-        candidates = search_result.table.candidates[region.name]
-        split = [candidate for candidate in candidates if candidate.rewrite.mode == "SPLIT"]
-        runs = staged.get(region.name, []) if draw.random() < 0.4 else []
-        single_region = [c for c in candidates if len(c.covers) == 1]
-        unsplit = [candidate for candidate in single_region if candidate.rewrite.mode != "SPLIT"]
-        candidate = draw.choice(runs or (split if split and draw.random() < 0.5 else unsplit))
-        choices.append(Choice(regions=candidate.covers, rewrite=candidate.rewrite))
-        covered.update(candidate.covers)
-    return replace(search_result.plan, choices=tuple(choices))
 
 
 @pytest.mark.long
@@ -394,12 +272,6 @@ def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
 
 
 @pytest.mark.long
-def test_fp32_mode_matches_to_rounding():
-    compiled = compile_only("toy", system=system(dtype="fp32"))
-    assert compiled.verification.is_verified and compiled.verification.max_relative_error < 1e-5
-
-
-@pytest.mark.long
 def test_a_wrong_result_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
     def corrupt(function):
         def wrapper(program, weights):
@@ -421,28 +293,6 @@ def api_memory_image():
     return memory_image
 
 
-@pytest.mark.long
-def test_monotonicity_over_pim_channels_and_against_the_gpu():
-    graph = extract_regions(frontend.load("toy").module, "toy")
-    base = system()
-    before = float("inf")
-    for pim_channels in (4, 8, 16):
-        # The GPU's channels are held fixed: the card grows by the PIM channels.
-        channels = base.gpu_channels + pim_channels
-        gpu = replace(base.gpu, memory_channels=channels)
-        search_result = search(graph, replace(base, gpu=gpu, pim_channels=pim_channels))
-        assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns + 1e-6
-        assert search_result.evaluation.latency_ns <= before * (1 + 1e-9)
-        before = search_result.evaluation.latency_ns
-
-
-@pytest.mark.long
-def test_no_pim_channels_means_all_on_the_gpu():
-    compiled = compile_only("toy", system=system(pim_channels=0))
-    assert {c.mode for c in compiled.plan.choices} == {"GPU"}
-    assert compiled.report.plan.speedup == 1.0
-
-
 def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     base = system()
     small = replace(base, pim=replace(base.pim, rows_per_bank=base.pim.row_base + 2))
@@ -453,12 +303,6 @@ def test_weights_that_do_not_fit_stay_on_the_gpu_unless_a_plan_has_them(toy):
     plan = replace(toy[1].plan, system=search_result.plan.system, model=search_result.plan.model)
     with pytest.raises(InfeasibleError, match="rows a bank"):
         apply(graph, small, plan)
-
-
-def test_paper_accounting_is_never_slower_than_full(toy):
-    paper = system(accounting="paper", timing="ramulator-pimflow")
-    graph = extract_regions(frontend.load("toy").module, "toy")
-    assert search(graph, paper).evaluation.latency_ns <= toy[1].report.plan.latency_ns
 
 
 @pytest.mark.parametrize(
@@ -475,41 +319,6 @@ def with_choice(plan: Plan, region: str, **changes) -> Plan:
     return edited_plan(plan.with_gpu_channels(), region, **changes)
 
 
-@pytest.mark.long
-def test_a_model_file_with_a_dynamic_batch_and_shape_arithmetic(tmp_path):
-    """``--shape`` fixes the input; what computes on shapes is folded before the import."""
-    draw = np.random.default_rng(0)
-
-    model = onnx_model(
-        [
-            helper.make_node("Conv", ["x", "w"], ["a"], name="conv/1", pads=[1, 1, 1, 1]),
-            helper.make_node("Sum", ["a", "x"], ["b"], name="sum"),
-            helper.make_node("Dropout", ["b"], ["c"], name="dropout"),
-            helper.make_node("Shape", ["c"], ["s"], name="shape"),
-            helper.make_node("Gather", ["s", "zero"], ["n"], name="gather"),
-            helper.make_node("Concat", ["n", "rest"], ["shape"], name="concat", axis=0),
-            helper.make_node("Reshape", ["c", "shape"], ["f"], name="flatten"),
-            helper.make_node("MatMul", ["f", "m"], ["y"], name="fc"),
-        ],
-        {"x": ["batch", 8, 6, 6]},
-        {"y": None},
-        {
-            "w": draw.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8,
-            "m": draw.standard_normal((8 * 36, 20)).astype(np.float32) / 8,
-            "zero": np.array([0]),
-            "rest": np.array([-1]),
-        },
-    )
-    onnx.save(model, tmp_path / "dynamic.onnx")
-    with pytest.raises(ModelError, match="--shape"):
-        compile_only(tmp_path / "dynamic.onnx")
-    compiled = compile_only(tmp_path / "dynamic.onnx", shapes={"x": (1, 8, 6, 6)})
-    assert compiled.verification.is_verified
-    names = [choice.region for choice in compiled.plan.choices]
-    assert "conv/1" in names and "fc" in names
-    assert "PIM" in {choice.mode for choice in compiled.plan.choices}
-
-
 def test_inputs_by_name_may_come_in_any_order(tmp_path):
     node = helper.make_node("Sub", ["a", "b"], ["y"], name="difference")
     model = onnx_model([node], {"a": [1, 4], "b": [1, 4]}, {"y": [1, 4]})
@@ -518,14 +327,6 @@ def test_inputs_by_name_may_come_in_any_order(tmp_path):
     assert (pimflow.run(tmp_path / "out", {"b": b, "a": a})[0] == 2).all()
     with pytest.raises(ArtifactError, match="missing"):
         compile_only(model, inputs={"a": a})
-
-
-@pytest.mark.long
-def test_values_beyond_fp16_say_so(toy):
-    inputs = {name: x * 1e5 for name, x in zoo.example_inputs(zoo.load("toy")).items()}
-    plan = with_choice(toy[1].plan, "stem.conv", mode="PIM", gpu_share=0.0, schedule="")
-    with pytest.raises(VerificationError, match="fp32"):
-        compile_only("toy", plan=plan, inputs=inputs)
 
 
 @pytest.mark.long
@@ -573,36 +374,6 @@ def test_a_tolerance_of_the_user(toy):
     assert compile_only("toy", tolerance=error * 2).report.verification.tolerance == error * 2
     with pytest.raises(UsageError, match="between 0 and 1"):
         compile_only("toy", tolerance=-1.0)
-
-
-@pytest.mark.long
-def test_a_quantised_network_is_compiled():
-    """QuantizeLinear and DequantizeLinear around a convolution of int8 weights."""
-    draw = np.random.default_rng(0)
-
-    def quantize_nodes(name: str, scale: str) -> list:
-        return [
-            helper.make_node("QuantizeLinear", [name, scale, "zero"], [f"{name}_q"], f"{name}/q"),
-            helper.make_node("DequantizeLinear", [f"{name}_q", scale, "zero"], [f"{name}_d"], f"{name}/d"),
-        ]
-
-    nodes = [
-        *quantize_nodes("x", "sx"),
-        helper.make_node("DequantizeLinear", ["w", "sw", "zero"], ["wd"], "w/d"),
-        helper.make_node("Conv", ["x_d", "wd"], ["a"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        *quantize_nodes("b", "sb"),
-        helper.make_node("GlobalAveragePool", ["b_d"], ["y"], "pool"),
-    ]
-    weights = {
-        "w": draw.integers(-127, 127, (32, 16, 3, 3)).astype(np.int8),
-        "sx": np.float32(0.03),
-        "sw": np.float32(0.002),
-        "sb": np.float32(0.05),
-        "zero": np.int8(0),
-    }
-    model = onnx_model(nodes, {"x": [1, 16, 28, 28]}, {"y": None}, weights, name="quantised")
-    assert compile_only(model).verification.is_verified
 
 
 def test_a_boolean_input_runs(tmp_path):

@@ -56,47 +56,6 @@ def test_the_difference_is_that_of_the_two_references(compiled):
 
 
 @pytest.mark.long
-def test_at_full_rank_the_network_is_the_original():
-    network = frontend.load("toy")
-    inputs = network.example_inputs()
-    for method in ("tucker", "tt"):
-        change = decomposed_network.decompose(network, DecompositionRequest.parse(f"{method}:1,fc=decompose"))
-        assert [layer.layer for layer in change.layers] == [*LAYERS, "fc"]
-        outputs = change.network.reference(inputs)
-        assert change.summary([inputs], [outputs]).max_relative_difference < 1e-4
-        assert max(layer.relative_error for layer in change.layers) < 1e-6
-
-
-@pytest.mark.long
-def test_only_layers_that_pay_are_decomposed(tmp_path):
-    target_system = system().with_launches(gpu_ns=300.0, pim_ns=100.0)
-    modes = "gpu,pim"
-    request = "tucker:0.5,where=pays"
-    compiled = pimflow.compile(
-        "toy", system=target_system, decompose=request, modes=modes, conventions="none"
-    )
-    part = compiled.report.extras.decomposition
-    decomposed_names = [layer.name for layer in part.layers]
-    assert decomposed_names and part.kept and sorted([*decomposed_names, *part.kept]) == sorted(LAYERS)
-    assert part.max_relative_difference > 0 and set(part.alone_ns) == set(LAYERS)
-    assert compiled.verification.is_verified
-    names = {region.name for region in compiled.report.regions}
-    assert names.issuperset([*part.kept, *(f"{name}.lconv" for name in decomposed_names)])
-    for other_request in (None, "tucker:0.5"):
-        plan = pimflow.search("toy", target_system, decompose=other_request, modes=modes).plan
-        assert compiled.plan.latency_ns < plan.latency_ns
-    path = tmp_path / "plan.json"
-    path.write_text(compiled.plan.to_json())
-    for decided in ({"modes": modes}, {"objective": "energy"}, {"solver": "exhaustive"}):
-        with pytest.raises(UsageError, match="has no effect with --plan"):
-            pimflow.search("toy", target_system, plan=path, decompose="tucker:0.5,where=pays", **decided)
-    replanned = pimflow.search("toy", target_system, plan=path, decompose="tucker:0.5,where=pays")
-    plans = (replanned.plan, compiled.plan)
-    decided, compiled_choices = ([replace(choice, reason="") for choice in plan.choices] for plan in plans)
-    assert decided == compiled_choices
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(("where", "fuse"), [("all", False), ("pays", True)])
 def test_the_baseline_is_the_network_that_was_given(where, fuse):
     """In every figure; on short launches, so that some layers pay as chains."""

@@ -5,19 +5,15 @@ import random
 from dataclasses import replace
 
 import pytest
-import tvm
 from command_line import ALONE, error_line, run_json
-from tvm import relay
 
 import pimflow
 from pimflow import frontend
 from pimflow.commands.main import main
-from pimflow.commands.shared import search
 from pimflow.compiler import build, phases
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.rewrite import FusedGroupRewrite
-from pimflow.errors import UsageError
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -86,17 +82,6 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
 
 
 @pytest.mark.long
-def test_tensors_inside_take_no_memory():
-    gpu_only, network = system(pim_channels=0), frontend.load("toy")
-    pools = []
-    for fuse in (False, True):
-        _, search_result = search.search_network(network, gpu_only, fuse=fuse)
-        built = build.build(network, search_result, targets.target_by_name("llvm+pim"))
-        pools.append(built.memory.pool_bytes)
-    assert pools[1] < pools[0]
-
-
-@pytest.mark.long
 def test_the_memory_of_groups(capsys):
     """`pimflow memory --fuse` has the pool of what a search for the GPU alone finds."""
     gpu_only = system(pim_channels=0)
@@ -117,18 +102,3 @@ def test_the_memory_of_groups(capsys):
     assert "--fuse: buffers.csv is a table of buffers, not a network" in error_line(
         capsys, 2, "memory buffers.csv --fuse --quiet"
     )
-
-
-@pytest.mark.long
-def test_the_same_in_tvm(searched):
-    network = frontend.load("toy")
-    config = {"pimflow.fuse": True}
-    with tvm.transform.PassContext(opt_level=3, config=config):
-        lib = relay.build(network.module, target="llvm+pim")
-    assert lib.plan == searched.plan
-    executable = tvm.compile(
-        network.module, target="llvm+pim", relax_pipeline=pimflow.relax_pipeline(fuse=True)
-    )
-    assert executable is not None
-    with pytest.raises(UsageError, match=r"pimflow\.fuse"):
-        tvm.transform.PassContext(config={"pimflow.fuse": "perhaps"})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tvm
 from command_line import error_line
+from papers.temco_variants import with_fused_runs
 from tvm import relax
 
 import pimflow
@@ -15,7 +16,6 @@ from pimflow.commands.main import main
 from pimflow.compiler import phases
 from pimflow.core.plan import Choice
 from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite
-from pimflow.decomposition.activations import fuse_runs
 from pimflow.decomposition.network import decompose
 from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
@@ -85,7 +85,7 @@ def test_without_pim_runs_are_fused_too():
 def test_same_values_and_less_memory(capsys):
     network = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.5")).network
     plans, results = [], []
-    for variant in (network, replace(network, module=fuse_runs(network.module))):
+    for variant in (network, with_fused_runs(network)):
         machine = relax.VirtualMachine(
             phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu()
         )

@@ -240,6 +240,22 @@ def test_a_range_is_tried_if_outputs_are_constant(threshold, draw):
         assert np.allclose(y, 1000 - threshold, rtol=2e-3)
 
 
+def loud_network(size: float) -> onnx.ModelProto:
+    """A product with weights of one size, of either sign."""
+    signs = np.sign(np.random.default_rng(0).standard_normal((256, 512)))
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "fc")
+    weights = {"w": (size * signs).astype(np.float32)}
+    return onnx_model([node], {"x": [1, 256]}, {"y": None}, weights, name="loud")
+
+
+def test_a_smaller_range_is_tried_if_values_leave_fp16():
+    compiled = pimflow.compile(loud_network(1500), conventions="none")
+    found = compiled.report.extras.input_range
+    assert found.startswith("drawn as numbers from 0 to 1, uniform(0,1): values leave fp16 for usual ones")
+    with pytest.raises(VerificationError, match=r"'fc' on PIM has values beyond fp16.*or give inputs"):
+        pimflow.compile(loud_network(1e9), conventions="none")
+
+
 def test_a_given_range_is_kept():
     compiled = pimflow.compile(silent_network(90), conventions="none", input_values={"x": "uniform(0,1)"})
     assert compiled.report.extras.input_range is None

@@ -42,21 +42,6 @@ def names_of(report):
     return [convention["name"] for convention in report["conventions"]]
 
 
-@pytest.fixture
-def stopped(monkeypatch):
-    """Conventions that were searched; the third is interrupted as long as the list says so."""
-    names, gain = [], ConventionSearch.gain
-
-    def gain_or_interrupt(self, name):
-        names.append(name)
-        if names == list(NAMES[:3]):
-            raise KeyboardInterrupt
-        return gain(self, name)
-
-    monkeypatch.setattr(ConventionSearch, "gain", gain_or_interrupt)
-    return names
-
-
 def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypatch):
     out, states, gain = tmp_path / "toy", [], ConventionSearch.gain
 
@@ -82,18 +67,6 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
     assert tuple(names_of(report_of(out))) == NAMES and complete.report.conventions.missing == ()
     assert "Not searched" not in (out / "report.html").read_text()
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.long
-def test_what_was_found_until_an_interrupt_stays(tmp_path, stopped):
-    out = tmp_path / "toy"
-    with pytest.raises(
-        KeyboardInterrupt, match=f"toy is whole, and its report lacks {', '.join(NAMES[2:])}$"
-    ):
-        pimflow.compile("toy", out)
-    assert tuple(names_of(report_of(out))) == NAMES[:2]
-    assert tuple(report_of(out)["conventions_missing"]) == NAMES[2:]
-    assert pimflow.run(out)
 
 
 @pytest.mark.long

@@ -193,9 +193,29 @@ def read_in_between() -> Graph:
     return graph
 
 
+def added_beside() -> Graph:
+    """The sum is in the kernel of the layer that had it, or, where PIM has the layer, one of its own."""
+    graph = Graph((1, 64), (1, 128))
+    beside = graph.slice("x1", 1, 8, 72)
+    y = graph.product(graph.add("Add", ["x0", "x0"], (1, 64)), 64)
+    graph.add("Add", [beside, y], (1, 64))
+    return graph
+
+
+def kept_concatenation() -> Graph:
+    """The first to read it keeps it for the second; others read what the first makes of it."""
+    graph = Graph((1, 32, 8, 8))
+    stem = graph.relu(graph.conv("x0", 32))
+    joined = graph.concat(stem, graph.relu(graph.conv(stem, 32)))
+    first, second = graph.relu(graph.conv(joined, 32)), graph.relu(graph.conv(joined, 32))
+    graph.relu(graph.conv(graph.concat(graph.relu(graph.conv(first, 32)), second), 32))
+    return graph
+
+
 CAUSES = (
     *(reshapes, second_operands, read_twice, read_through, several_in_front, broadcast),
     *(squares, output_with_reader, read_in_other_orders, read_in_between),
+    *(added_beside, kept_concatenation),
 )
 
 

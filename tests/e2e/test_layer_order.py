@@ -1,23 +1,18 @@
 """Does --reorder give the same network in less memory, and say what it costs?"""
 
-import re
 from dataclasses import replace
 
 import onnx
 import pytest
-from branching import randomly_wired, wide_branches
+from branching import wide_branches
 from command_line import error_line, run_json
 
 import pimflow
-from pimflow import frontend
 from pimflow.commands.main import main
-from pimflow.commands.memory.memory import plan_memory
-from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.report_text import table
 from pimflow.errors import PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.hardware.reader import SPECS
-from pimflow.pim_backend.runtime import targets
 
 MAP_BYTES = 16 * 16 * 2  # of one channel, in fp16
 # Orders are of memory; where many branches share channels a search takes long.
@@ -88,42 +83,6 @@ def test_a_plan_says_its_order(wide):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1])
-def test_randomly_wired(seed):
-    compiled = pimflow.compile(randomly_wired(20, seed), reorder=True, system=SYSTEM, conventions="none")
-    order = compiled.report.extras.order
-    assert compiled.verification.is_verified
-    assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
-    assert order.reordered == (order.pool_bytes < order.pool_given_bytes)
-    assert bool(order.kept_because) != order.reordered
-
-
-@pytest.mark.long
-def test_the_relax_pipeline_reorders_too(wide):
-    """One pool, as large as that of `compile`; a plan of the other order is refused."""
-    _, compiled, _ = wide
-    network = frontend.load(wide_branches())
-
-    def pool_bytes(**options) -> list[int]:
-        with targets.target_by_name("llvm+pim"):
-            lowered = pimflow.relax_pipeline(system=SYSTEM, **options)(network.module)
-        sizes = re.findall(r"alloc_storage\(R\.shape\(\[(\d+)\]\)", lowered.script())
-        return [int(size) for size in sizes]
-
-    order = compiled.report.extras.order
-    assert pool_bytes() == [order.pool_given_bytes] and pool_bytes(reorder=True) == [order.pool_bytes]
-    assert pool_bytes(plan=compiled.plan, reorder=True) == [order.pool_bytes]
-    with pytest.raises(PlanError, match="--reorder"):
-        pool_bytes(plan=compiled.plan)
-
-
-@pytest.mark.long
-def test_a_chain_keeps_its_order():
-    search_result, reordered = pimflow.search("toy"), pimflow.search("toy", reorder=True)
-    assert reordered.graph == search_result.graph
-
-
-@pytest.mark.long
 def test_memory_command(wide, capsys):
     directory, compiled, plain = wide
     system_text = (SPECS / "system/pimflow.toml").read_text(encoding="utf-8")
@@ -145,20 +104,6 @@ def test_memory_command(wide, capsys):
 def test_a_table_has_no_order(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("id,lower,upper,size\na,0,1,4\n")
     assert "--reorder" in error_line(capsys, 2, "memory", tmp_path / "t.csv", "--reorder")
-
-
-@pytest.mark.long
-def test_what_a_fused_run_never_makes_is_not_live():
-    """With runs fused the pool holds no wide map, and the search for an order counts none."""
-    options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True, reorder=True)
-    memory_plan = plan_memory(wide_branches(), SYSTEM, options=options)
-    assert len(memory_plan.fused) >= 4
-    order = memory_plan.order.summary()
-    assert order.live_given_bytes < 128 * MAP_BYTES
-    # The CPU stores fp32, and some results take over a dead operand.
-    assert order.pool_given_bytes <= 2 * order.live_given_bytes
-    assert order.pool_bytes == memory_plan.plan.pool_bytes <= 2 * order.live_bytes
-    assert order.lower_bound_bytes <= order.live_bytes <= order.live_given_bytes
 
 
 @pytest.mark.long

@@ -7,25 +7,8 @@ from command_line import error_line
 
 import pimflow
 from pimflow.commands.main import main
-from pimflow.errors import InfeasibleError, UsageError
+from pimflow.errors import InfeasibleError
 
-# Options as the API and as the command take them, and what is said of which of them.
-IN_C = [
-    ({"fuse": True}, ["--fuse"], "--fuse"),
-    ({"fuse_activations": True}, ["--fuse-activations"], "--fuse-activations"),
-    ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
-    ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
-    ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
-    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
-    ({"max_latency_ns": 1e6}, ["--max-latency", "1ms"], "--max-latency"),
-    ({"max_energy_pj": 1e9}, ["--max-energy", "1mJ"], "--max-energy"),
-]
-WITH_A_PLAN = [
-    ({"objective": "energy"}, ["--objective", "energy"], "--objective"),
-    ({"solver": "exhaustive"}, ["--solver", "exhaustive"], "--solver"),
-    ({"modes": "gpu,pim"}, ["--modes", "gpu,pim"], "--modes"),
-    ({"pins": {"fc": "gpu"}}, ["--pin", "fc=gpu"], "--pin"),
-]
 # There is no such network: options are refused before anything is read.
 NOTHING = "no-such-network"
 
@@ -35,27 +18,6 @@ def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     path.write_text(pimflow.search("toy", pimflow.system(dtype="fp32"), modes="gpu,pim").plan.to_json())
     return path
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("options", "arguments", "names"), IN_C)
-def test_what_c_has_no_use_for_is_refused(options, arguments, names, capsys):
-    says = f"{names} has no effect with --target c: "
-    with pytest.raises(UsageError, match=says):
-        pimflow.compile(NOTHING, target="c", decompose="tucker:0.5", **options)
-    command = ["compile", NOTHING, "--target", "c", "--decompose", "tucker:0.5", *arguments]
-    assert says in error_line(capsys, 2, *command, "--quiet")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("options", "arguments", "names"), WITH_A_PLAN)
-@pytest.mark.parametrize("name", ["compile", "timeline"])
-def test_what_a_plan_has_decided_is_refused(options, arguments, names, name, plan, capsys):
-    says = f"{names} has no effect with --plan: "
-    command = pimflow.compile if name == "compile" else pimflow.search
-    with pytest.raises(UsageError, match=says):
-        command(NOTHING, plan=plan, **options)
-    assert says in error_line(capsys, 2, name, NOTHING, "--plan", plan, *arguments, "--quiet")
 
 
 def test_what_has_an_effect_is_not_refused(plan):

@@ -123,20 +123,6 @@ def test_what_a_command_wrote_it_replaces_but_nothing_else(capsys, tmp_path, com
     capsys.readouterr()
 
 
-@pytest.mark.long
-def test_results_beside_a_network_stay(capsys, tmp_path):
-    place = tmp_path / "toy"
-    assert main(["compile", "toy", "-o", str(place), "--quiet", "--conventions", "none"]) == 0
-    assert main(["run", str(place), "-o", str(place / "y.npy")]) == 0
-    result = (place / "y.npy").read_bytes()
-    assert (
-        main(["compile", "toy", "--modes", "gpu", "-o", str(place), "--quiet", "--conventions", "none"]) == 0
-    )
-    assert (place / "y.npy").read_bytes() == result and not (place / "programs").exists()
-    assert main(["run", str(place)]) == 0
-    capsys.readouterr()
-
-
 def test_an_input_is_no_output(capsys, tmp_path, no_work):
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
     (tmp_path / "link.npy").symlink_to("x.npy")
@@ -256,24 +242,7 @@ def test_a_link_stays_one(tmp_path, there):
     assert {p.name for p in target.parent.iterdir()} == {"target"}
 
 
-def test_a_link_to_what_is_no_compiled_network(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").write_text("")
-    (tmp_path / "link").symlink_to("mine")
-    with pytest.raises(ArtifactError, match="holds file, not only what this test writes"):
-        check_target(tmp_path / "link", KIND)
-
-
 def test_names_as_long_as_the_file_system_takes(tmp_path):
     for name in ("x" * 255, "層" * 85):
         write_folder(tmp_path / name, "a")
         assert contents(tmp_path / name) == {"a"}
-
-
-@pytest.mark.long
-def test_compiling_into_the_current_folder(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert main(["compile", "toy", "-o", ".", "--quiet", "--conventions", "none"]) == 0
-        assert main(["run", "."]) == 0
-    capsys.readouterr()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tvm
 from command_line import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -164,35 +163,6 @@ def test_programs_of_the_catalogue_say_its_name_alone(tmp_path):
         assert simulate(loose) == simulate(path) == simulate(path, "aim-gddr6")
     # Plans for AiM use only what its instructions say.
     assert main(["trace", str(tmp_path / "net"), "--format", "aim", "-o", str(tmp_path / "aim")]) == 0
-
-
-@pytest.mark.long
-def test_tvm_compiles_for_an_own_device():
-    """By `relay.build` and by the pipeline; both build what the device needs, not its namesake."""
-    target_system = system(pim=replace(NEWTON, gangs=2, banks_per_gang=3))
-    model = two_layers()
-    network = frontend.load(model)
-    inputs = network.example_inputs()
-    (expected,) = network.reference(inputs)
-    mod, params = tvm.relay.frontend.from_onnx(model)
-    plan = all_on_pim()
-    with tvm.transform.PassContext(
-        opt_level=3, config={"pimflow.system": target_system, "pimflow.plan": plan}
-    ):
-        lib = tvm.relay.build(mod, target="llvm+pim", params=params)
-    executor = tvm.contrib.graph_executor.GraphModule(lib["default"](tvm.cpu()))
-    executor.set_input("x", inputs["x"])
-    executor.run()
-    y = executor.get_output(0).numpy()
-    assert np.abs(y - expected).max() <= 2e-3 * np.abs(expected).max()
-    exe = tvm.compile(network.module, "llvm+pim", relax_pipeline=pimflow.relax_pipeline(target_system, plan))
-    machine = tvm.relax.VirtualMachine(exe, tvm.cpu())
-    result = machine["main"](tvm.runtime.tensor(inputs["x"]))
-    assert np.abs(_first(result) - expected).max() <= 2e-3 * np.abs(expected).max()
-
-
-def _first(outputs):
-    return (outputs if isinstance(outputs, tvm.runtime.Tensor) else outputs[0]).numpy()
 
 
 @st.composite

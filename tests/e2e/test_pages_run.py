@@ -3,7 +3,6 @@
 Blocks of one page run in order, in one folder. ``pimflow …`` runs in this process, which has TVM already.
 """
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import draw_timeline as script
 import pytest
 
 import pimflow
@@ -76,8 +76,6 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def test_the_picture_of_the_first_page_shows_the_device_of_every_layer(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    script = importlib.import_module("draw_timeline")
     monkeypatch.setattr(script, "NETWORK", "toy")
     monkeypatch.setattr(script, "LAYERS", 8)
     search_result = pimflow.search("toy")
@@ -89,5 +87,3 @@ def test_the_picture_of_the_first_page_shows_the_device_of_every_layer(monkeypat
     assert shown["GPU"] - {""} == set(modes)
     on_pim = {number for number, mode in modes.items() if mode != "GPU"}
     assert shown["plan: PIM"] - {""} <= on_pim and on_pim
-    for name in ("draw_timeline", "update_readme"):
-        sys.modules.pop(name)

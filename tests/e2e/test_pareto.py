@@ -87,14 +87,6 @@ def test_plans_keep_to_the_bounds():
 
 
 @pytest.mark.long
-def test_a_decomposed_network_has_a_front():
-    points = pimflow.pareto("toy", points=3, decompose="tucker:0.25", modes="gpu,pim")
-    question = SearchRequest.from_arguments(None, plan=points[-1].plan, decompose="tucker:0.25").validate()
-    _, search_result = question.find_plan(pimflow.commands.shared.prepare.load("toy", question.options))
-    assert search_result.evaluation.latency_ns == pytest.approx(points[-1].latency_ns)
-
-
-@pytest.mark.long
 def test_a_front_has_layers_that_suit_each_figure():
     """With ``where=pays`` the fastest plan keeps other layers than the one with the smallest pool."""
     options = {"decompose": "tucker:0.1:0.5,where=pays", "modes": "gpu,pim"}

@@ -6,6 +6,7 @@ import pytest
 from branching import randomly_wired, wide_branches
 from drawn_plans import random_plan
 from length import long_but
+from papers.temco_variants import with_fused_runs
 
 from pimflow import frontend, memory
 from pimflow.commands.shared import prepare
@@ -15,7 +16,6 @@ from pimflow.compiler.plan_pools import PlanPools
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline
-from pimflow.decomposition.activations import fuse_runs
 from pimflow.fusion.kernels import tile_groups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
@@ -24,7 +24,6 @@ from pimflow.placement.best_plan import SearchedNetwork, to_search_result
 from pimflow.placement.candidates import pipelines
 from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import Solution
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.pool_bound import stored_bytes
 from pimflow.relay_passes.schedules import schedule_cpu
@@ -69,7 +68,7 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
     planning, target = PoolPlanning(), targets.target_by_name("llvm+pim")
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
     network = prepare.prepare(frontend.load("toy"), options, system()).network
-    modules = network.module, fuse_runs(network.module)
+    modules = network.module, with_fused_runs(network).module
     made = [buffers(phases.allocate(module, target, system())).liveness() for module in modules]
     assert made[0] != made[1]
     assert [buffers(planning.lower(module, target, system())).liveness() for module in modules] == made
@@ -118,8 +117,7 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     exact = 0
     for _ in range(4):
         chosen = random_plan(generator, table, draw)
-        solution = Solution(candidates=chosen)
-        search_result = to_search_result(inputs, solution)
+        search_result = to_search_result(inputs, chosen)
         row, pool = plans.memory.pool_bytes(chosen), pool_bytes(network, search_result, target)
         spread = max(len(set(search_result.channel_sets().values())), 1)
         assert pool <= row <= pool + spread * largest, [c.name for c in chosen]

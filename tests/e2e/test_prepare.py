@@ -185,7 +185,6 @@ def test_a_wrong_keyword_is_refused(keywords, error, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"system": 5}, "system is a System"),
         ({"profiling": 3}, "profiling is a Profiling"),
         ({"profiling": "analytic"}, "'analytic' is not of the form gpu=SOURCE or pim=SOURCE"),
         ({"plan": 3}, "plan is a Plan, what search returned or a file"),
@@ -195,30 +194,11 @@ def test_a_wrong_keyword_is_refused(keywords, error, said):
         ({"select": {"profil": "measured"}}, "unknown option of a selection 'profil'; did you mean profile"),
         ({"select": {"measure": "all"}}, "measure is a whole number or None, not 'all'"),
         ({"tolerance": "1e-3"}, "tolerance is a number between 0 and 1"),
-        ({"target": "llvm"}, "unknown target 'llvm'"),
-        ({"fuze": True}, "unknown keyword 'fuze'; did you mean fuse"),
     ],
 )
 def test_a_wrong_argument_of_compile_is_refused(arguments, said):
     with pytest.raises(UsageError, match=said):
         pimflow.compile("toy", **arguments)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: pimflow.search("toy", fuze=True),
-        lambda: pimflow.search_network(None, fuze=True),
-        lambda: pimflow.relax_pipeline(fuze=True),
-        lambda: pimflow.plan_memory("toy", SYSTEM, fuze=True),
-        lambda: pimflow.trace_plan("toy", fuze=True),
-        lambda: pimflow.export_decomposed("toy", "tucker:0.1", "x.onnx", fuze=True),
-        lambda: pimflow.select("toy", fuze=True),
-    ],
-)
-def test_a_keyword_that_there_is_none_of_is_refused(call):
-    with pytest.raises(UnknownNameError, match="'fuze'"):
-        call()
 
 
 def test_keywords_stand_in_place_of_fields():

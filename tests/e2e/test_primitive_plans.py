@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from drawn_networks import Graph
 from edited_plans import edited, edited_plan
 from length import long_but
-from onnx import helper, numpy_helper
-from onnx_models import onnx_model
 from tvm import relax, tirx
 
 import pimflow
@@ -32,29 +31,18 @@ CUDA = targets.target_by_name("cuda+pim")
 
 def block():
     """A stem, two 3x3 layers with a shortcut around, 1x1 layers, and a product of one row."""
-    draw, weights, nodes = np.random.default_rng(0), [], []
+    graph = Graph((1, 3, 18, 22))
 
-    def conv(x: str, name: str, oc: int, c: int, k: int, **attrs: object) -> str:
-        values = (draw.standard_normal((oc, c, k, k)) / np.sqrt(c * k * k)).astype(np.float32)
-        weights.append(numpy_helper.from_array(values, f"{name}.w"))
-        weights.append(numpy_helper.from_array(draw.standard_normal(oc).astype(np.float32), f"{name}.b"))
-        operands = [x, f"{name}.w", f"{name}.b"]
-        nodes.append(helper.make_node("Conv", operands, [name], name=name, pads=[k // 2] * 4, **attrs))
-        return name
+    def conv(x: str, name: str, channels: int, kernel: int, stride: int = 1) -> str:
+        return graph.conv(x, channels, kernel, stride=stride, name=name)
 
-    def relu(x: str) -> str:
-        nodes.append(helper.make_node("Relu", [x], [f"{x}.r"], name=f"{x}.relu"))
-        return f"{x}.r"
-
-    stem = relu(conv(relu(conv("x", "stem", 32, 3, 3)), "entry", 32, 32, 1))
-    inner = conv(relu(conv(stem, "first", 32, 32, 3)), "second", 32, 32, 3)
-    nodes.append(helper.make_node("Add", [inner, stem], ["sum"], name="sum"))
-    last = relu(conv(relu("sum"), "last", 48, 32, 1, strides=[2, 2]))
-    nodes.append(helper.make_node("GlobalAveragePool", [last], ["pool"], name="pool"))
-    nodes.append(helper.make_node("Flatten", ["pool"], ["flat"], name="flat"))
-    weights.append(numpy_helper.from_array(draw.standard_normal((48, 24)).astype(np.float32) / 7, "fc.w"))
-    nodes.append(helper.make_node("Gemm", ["flat", "fc.w"], ["y"], name="fc"))
-    return onnx_model(nodes, {"x": (1, 3, 18, 22)}, {"y": (1, 24)}, weights, name="block")
+    stem = graph.relu(conv(graph.relu(conv("x0", "stem", 32, 3)), "entry", 32, 1))
+    inner = conv(graph.relu(conv(stem, "first", 32, 3)), "second", 32, 3)
+    total = graph.relu(graph.add("Add", [inner, stem], graph.shapes[stem]))
+    last = graph.relu(conv(total, "last", 48, 1, 2))
+    pooled = graph.add("GlobalAveragePool", [last], (1, 48, 1, 1))
+    graph.product(graph.reshape(pooled, 1, 48), 24)
+    return graph.model()
 
 
 def launches_built(applied: tvm.IRModule) -> int:

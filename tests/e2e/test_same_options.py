@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from command_line import error_line
 
 import pimflow
 from pimflow import system
@@ -120,9 +119,3 @@ def test_a_budget_bounds_the_plan_alone(capsys):
     assert main([*line, "1KiB"]) == 4
     suggestion = re.search(r"try (--memory-budget) (\S+)", capsys.readouterr().err)
     assert main([*line[:-1], *suggestion.groups()]) == 0
-
-
-def test_a_bound_on_the_error_goes_with_chains(capsys):
-    assert "--max-error has no effect without --decompose" in error_line(
-        capsys, 2, "compile toy --max-error 0.5 --quiet"
-    )

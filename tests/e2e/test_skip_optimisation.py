@@ -133,14 +133,6 @@ def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     assert roles["b.lconv"] == roles["b.lconv.copy"] == "lconv"
 
 
-@pytest.mark.long
-def test_a_copy_can_be_explained(path, capsys):
-    options = ["--decompose", "tucker:0.1", "--optimize-skips", "--cache", "none", "--quiet", "--json"]
-    assert main(["compile", path, "--explain", "b.lconv.copy", *options]) == 0
-    explanation = json.loads(capsys.readouterr().out)
-    assert explanation["region"] == "b.lconv.copy" and explanation["candidates"]
-
-
 def test_by_the_paper_every_cheap_copy_is_made(decomposed):
     originals = skips.original_flops(decomposed)
     by_paper = skips.find(decomposed.network, system(), "paper", originals)

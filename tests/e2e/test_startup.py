@@ -112,19 +112,6 @@ def test_commands_load_backends_only_where_they_generate_code():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.long
-def test_every_public_name_is_there():
-    """In a fresh process, as ``from pimflow import *`` asks for them."""
-    script = "from pimflow import *; import pimflow; print(*(set(pimflow.__all__) - set(globals())))"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout.strip()) == (0, ""), process.stderr
-    import pimflow
-    from pimflow.commands.simulate import simulate as simulation
-
-    assert all(callable(getattr(pimflow, name)) for name in pimflow.__all__)
-    assert pimflow.simulate is simulation.simulate
-
-
 # Sends the signal when `pimflow` begins to import the first of its modules.
 AT_THE_FIRST_IMPORT = """
 import os, signal, sys

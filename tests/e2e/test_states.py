@@ -14,7 +14,6 @@ from pimflow import compile, frontend, run
 from pimflow.commands.main import main
 from pimflow.compiler import build
 from pimflow.compiler.interface import Interface
-from pimflow.compiler.verification import verify
 from pimflow.core.region import APPEND
 from pimflow.core.state import State
 from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError
@@ -64,13 +63,6 @@ def built(request):
         build.build(network, search_result, targets.target_by_name("llvm+pim")),
         request.param,
     )
-
-
-@pytest.mark.long
-def test_a_build_is_verified(built):
-    network, _, network_build, _ = built
-    inputs = network.example_inputs()
-    verify(network, network_build, system(), inputs, network.reference(inputs)).require()
 
 
 @pytest.mark.long

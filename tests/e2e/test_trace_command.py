@@ -253,16 +253,6 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, tmp_path, argv, code, s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_else_is_replaced(capsys, tmp_path, directory):
-    arguments = ["trace", "fc:12,12", "--format", "aim"]
-    for target in (directory, directory / "interface.json", "/dev/null/x"):
-        code, out, err = run(capsys, *arguments, "-o", target)
-        assert (code, out, err.count("\n")) == (3, "", 1) and str(target) in err
-    assert (directory / "interface.json").exists()
-    for _ in range(2):
-        assert run(capsys, *arguments, "-o", tmp_path / "out")[0] == 0
-
-
 def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypatch):
     arguments = ["trace", "fc:12,12", "-o", tmp_path / "out", "--format"]
     assert run(capsys, *arguments, "aim")[0] == 0
@@ -337,13 +327,3 @@ def test_search_takes_the_profilers_times(capsys, ramulator):
 def test_profilers_that_fail(capsys, argv, code, says):
     exit_code, out, err = run(capsys, *argv, "--quiet")
     assert (exit_code, out, err.count("\n")) == (code, "", 1) and says in err
-
-
-def test_a_device_file_is_named_by_its_stem(capsys, tmp_path):
-    text = (Path(hardware.__file__).parent / "specs/pim/newton-gddr6.toml").read_text()
-    path = tmp_path / "single.toml"
-    path.write_text(re.sub(r"global_buffers = .*", 'global_buffers = { value = 1, source = "test" }', text))
-    arguments = ["--format", "pimprog", "-o", tmp_path / "out", "--pim", path, "--json"]
-    code, out, _ = run(capsys, "trace conv:1x24x14x14,96,1x1", *arguments)
-    summary = json.loads(out)
-    assert code == 0 and summary["pim"] == "single" and "1 buffer" in summary["layers"][0]["schedule"]

@@ -1,13 +1,12 @@
 """Random layers on random devices, and how to run them."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
-from reference import Window
+from reference import Window, bound, convolve, storage_values
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
 from pimflow.core.loop_order import LoopOrder
@@ -156,6 +155,28 @@ class PimLayer:
             return memory_image(program, w.reshape(self.oc, -1))
 
 
+def start_of(layer: PimLayer, initial: str) -> np.ndarray | None:
+    """What the latches of `layer` start from: a bias, a residual, or nothing."""
+    if not initial:
+        return None
+    g, rng = layer.geometry, np.random.default_rng(layer.seed + 1)
+    shape = (g.oc,) if initial == "bias" else (g.n, g.oh, g.ow, g.oc)
+    if layer.dtype == "int8":
+        return rng.integers(-(1 << 20), 1 << 20, shape, np.int32)
+    return 4 * rng.standard_normal(shape, np.float32)
+
+
+def sums(layer: PimLayer, start: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """What a layer is, and what each sum may be off by if it is rounded once."""
+    exact, magnitude = convolve(*layer.operands(), layer.window, layer.dtype)
+    if start is not None:
+        values = start.astype(np.float64) if layer.dtype == "int8" else storage_values(start, layer.dtype)
+        added = values.reshape(-1, layer.oc)
+        exact, magnitude = exact + added, magnitude + abs(added)
+    exact, magnitude = exact[layer.pixels], magnitude[layer.pixels]
+    return exact, bound(exact, magnitude, layer.reduction + (start is not None), layer.dtype)
+
+
 def axis(draw: st.DrawFn, largest: int) -> tuple[int, int, int, int, int, int]:
     """Extent, taps, stride, dilation, padding before and after, of an axis with some output."""
     taps, stride = draw(st.integers(1, 5)), draw(st.sampled_from((1, 1, 2, 3)))
@@ -232,6 +253,20 @@ def flat(nodes: tuple[Node, ...], counters: tuple[int, ...] = ()) -> list[Node]:
         affines = {name: v for name, v in fields.items() if isinstance(v, Affine)}
         out.append(replace(node, **{name: Affine(v.value(counters)) for name, v in affines.items()}))
     return out
+
+
+def expanded(program: PimProgram, change: Callable[[list[Node]], list[Node]] = list) -> PimProgram:
+    """`program` without loops, where each channel's commands are what `change` makes of them."""
+    return replace(program, channels=tuple(tuple(change(flat(nodes))) for nodes in program.channels))
+
+
+def first(nodes: list[Node], kind: type, **fields: object) -> int:
+    """Where the first command of that kind is, with these fields."""
+    return next(
+        i
+        for i, node in enumerate(nodes)
+        if isinstance(node, kind) and all(getattr(node, name) == value for name, value in fields.items())
+    )
 
 
 def require_legal(program: PimProgram, layer: PimLayer) -> None:

@@ -1,7 +1,5 @@
 """What a convolution is, in numpy alone: nothing here comes from the package under test."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

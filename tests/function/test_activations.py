@@ -5,11 +5,22 @@ from dataclasses import replace
 import aim_reader
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, PimLayer, flat, layers, require_legal_and_exact, with_activations, with_latches
+from layers import (
+    NEWTON,
+    PimLayer,
+    expanded,
+    first,
+    layers,
+    require_legal_and_exact,
+    start_of,
+    sums,
+    with_activations,
+    with_latches,
+)
 from length import examples
-from reference import bound, convolve, storage_values
 
 from pimflow.compiler.verification import check_region
 from pimflow.core.commands import Af, Affine, Comp, GAct, Node, Readres
@@ -19,7 +30,6 @@ from pimflow.hardware import PimSpec
 from pimflow.simulators.exports import aim_isr
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import check_device, time_program
 
 AIM = PimSpec.load("aim-gddr6")
@@ -36,30 +46,6 @@ def activation_cases(draw) -> tuple[PimLayer, str, str]:
         layer = replace(layer, pim=with_activations(with_latches(layer.pim)))
     layer = replace(layer, row_begin=max(layer.row_begin, layer.pim.row_base))
     return layer, draw(st.sampled_from(("", "bias", "add"))), draw(st.sampled_from(ACTIVATIONS[1:]))
-
-
-def start_of(layer: PimLayer, initial: str) -> np.ndarray | None:
-    if not initial:
-        return None
-    g, rng = layer.geometry, np.random.default_rng(layer.seed + 1)
-    shape = (g.oc,) if initial == "bias" else (g.n, g.oh, g.ow, g.oc)
-    if layer.dtype == "int8":
-        return rng.integers(-(1 << 20), 1 << 20, shape, np.int32)
-    return 4 * rng.standard_normal(shape, np.float32)
-
-
-def sums(layer: PimLayer, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """What a layer is without an activation, and what each sum may be off by if it is rounded once."""
-    x, w = layer.operands()
-    start_values = np.zeros(1) if start is None else start.astype(np.float64)
-    if start is not None and layer.dtype != "int8":
-        start_values = storage_values(start, layer.dtype)
-    added = np.broadcast_to(
-        start_values.reshape(-1, start_values.shape[-1]), (layer.geometry.pixels, layer.oc)
-    )[layer.pixels]
-    exact, magnitude = (part[layer.pixels] for part in convolve(x, w, layer.window, layer.dtype))
-    limit = bound(exact + added, magnitude + abs(added), layer.reduction + 1, layer.dtype)
-    return exact + added, limit
 
 
 @pytest.mark.long
@@ -142,10 +128,6 @@ LAYER = PimLayer(
 )
 
 
-def first(nodes: list[Node], kind: type) -> int:
-    return next(i for i, node in enumerate(nodes) if isinstance(node, kind))
-
-
 def drop(nodes: list[Node]) -> list[Node]:
     index = first(nodes, Af)
     return [*nodes[:index], *nodes[index + 1 :]]
@@ -164,7 +146,7 @@ def early(nodes: list[Node]) -> list[Node]:
 def late(nodes: list[Node]) -> list[Node]:
     """An AF behind the READRES that it is for."""
     index = first(nodes, Af)
-    read = next(i for i, n in enumerate(nodes) if isinstance(n, Readres) and n.buffer == nodes[index].buffer)
+    read = first(nodes, Readres, buffer=nodes[index].buffer)
     return [*nodes[:index], *nodes[index + 1 : read + 1], nodes[index], *nodes[read + 1 :]]
 
 
@@ -185,7 +167,7 @@ def with_weights_open(nodes: list[Node]) -> list[Node]:
 def test_values_and_coverage_find_what_goes_wrong(activation, change):
     x, w = LAYER.operands()
     right = LAYER.lower(LAYER.schedules[0], activation=activation)
-    wrong = replace(right, channels=tuple(tuple(change(flat(nodes))) for nodes in right.channels))
+    wrong = expanded(right, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     assert "sums are wrongly activated" in str(product_coverage(wrong))
     results = [PimDevice(program, LAYER.image(program, w)).run(x) for program in (right, wrong)]
@@ -196,9 +178,8 @@ def test_values_and_coverage_find_what_goes_wrong(activation, change):
 
 def test_twice_is_as_once_by_value_but_not_what_the_program_says():
     right = LAYER.lower(LAYER.schedules[0], activation="relu")
-    streams = [flat(nodes) for nodes in right.channels]
-    twice = [[*n[: first(n, Af)], n[first(n, Af)], *n[first(n, Af) :]] for n in streams]
-    assert not product_coverage(replace(right, channels=tuple(map(tuple, twice)))).exact
+    twice = expanded(right, lambda nodes: [*nodes[: first(nodes, Af) + 1], *nodes[first(nodes, Af) :]])
+    assert not product_coverage(twice).exact
 
 
 def test_what_is_activated_is_none_of_a_program_without():
@@ -299,13 +280,11 @@ def test_an_aim_trace_counts_as_its_program(tmp_path):
 
 def test_what_has_no_table_of_its_own_is_refused():
     program = LAYER.lower(LAYER.schedules[0], activation="relu")
-    moved = tuple(
-        tuple(replace(n, row=Affine(5)) if isinstance(n, Af) else n for n in flat(nodes))
-        for nodes in program.channels
+    x, w = LAYER.operands()
+    moved = expanded(
+        program, lambda nodes: [replace(n, row=Affine(5)) if isinstance(n, Af) else n for n in nodes]
     )
     with pytest.raises(TraceError, match=r"row 5\.\.5 of Af is not in"):
-        PimDevice(replace(program, channels=moved), LAYER.image(program, LAYER.operands()[1])).run(
-            LAYER.operands()[0]
-        )
+        PimDevice(moved, LAYER.image(program, w)).run(x)
     with pytest.raises(UsageError):
         aim_isr.export(replace(program, dtype="fp32")).__next__()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, with_latches
+from layers import NEWTON, SHORT, UNEVEN, PimLayer, flat, require_legal_and_exact, with_latches
 from length import examples
 from reference import bound, convolve, storage_values
 
@@ -18,11 +19,9 @@ from pimflow.errors import TraceError, UsageError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.layout import with_identity
 from pimflow.pim_backend.runtime import codegen
-from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
 from pimflow.simulators.pim.expansion import command_counts
-from pimflow.simulators.pim.functional import PimDevice
-from pimflow.simulators.pim.timing import issue_program, time_program
+from pimflow.simulators.pim.timing import time_program
 
 AIM = PimSpec.load("aim-gddr6")
 
@@ -95,15 +94,10 @@ def test_programs_are_legal_and_exact_and_come_back(layer, data):
     alone = replace(layer, added_channels=0)
     for schedule in data.draw(st.lists(st.sampled_from(layer.schedules), min_size=1, max_size=3)):
         program, dense = layer.lower(schedule), alone.lower(schedule)
-        assert PimProgram.from_json(program.to_json()) == program
-        for channel in range(layer.channels):
-            stream = issue_program(program, layer.pim, channel)
-            assert violations(stream, layer.pim, program, channel) == [], str(schedule)
-        coverage_report = product_coverage(program)
-        assert coverage_report.exact, str(schedule)
+        require_legal_and_exact(program, layer)
         # Products with the identity count too.
         pixels = program.pixel_end - program.pixel_begin
-        assert coverage_report.products == pixels * layer.oc * layer.x_shape[3]
+        assert product_coverage(program).products == pixels * layer.oc * layer.x_shape[3]
         assert program.rows == dense.rows and command_counts(program) == command_counts(dense)
         assert time_program(program, layer.pim).cycles == time_program(dense, layer.pim).cycles
 

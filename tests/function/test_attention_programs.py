@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import expanded, flat
 from length import examples
 
 from pimflow.core.attention import Attention
-from pimflow.core.commands import Affine, Comp, GAct, Loop
+from pimflow.core.commands import Affine, Comp, GAct
 from pimflow.core.program import PimProgram
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
@@ -20,7 +22,6 @@ from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, Va
 from pimflow.pim_backend.programs.loop_rolling import roll_loops
 from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.store_coverage import store_coverage
 from pimflow.simulators.pim.streams import distinct_channels
 from pimflow.simulators.pim.timing import check_device, issue_program, time_program
@@ -90,7 +91,7 @@ def check_program(program: PimProgram, pim: PimSpec) -> PimProgram:
 
 def fill_cache(layout: CacheLayout, values: np.ndarray, cuts: list[int]):
     """An image that holds `values` [tokens, matrices, elements], appended in several runs."""
-    image = layout.empty_image()
+    image = empty_image(layout)
     append = append_keys if isinstance(layout, KeyLayout) else append_values
     for begin, end in itertools.pairwise(cuts):
         program = check_program(append(layout, begin, end - begin), layout.pim)
@@ -215,8 +216,8 @@ def test_products_with_another_heads_matrix_are_foreign():
     )
     assert layout.slots == 4
     (program,) = programs.scores(layout, 80).programs
-    flat = tuple(unroll(program.channels[0]))
-    assert product_coverage(replace(program, channels=(flat,))).exact
+    stream = flat(program.channels[0])
+    assert product_coverage(expanded(program)).exact
 
     def other_slot(comp):
         return replace(comp, column=Affine(1)) if comp.column.base == 0 else None
@@ -225,23 +226,12 @@ def test_products_with_another_heads_matrix_are_foreign():
         return replace(comp, row=Affine(comp.row.base + 1))
 
     for change in (other_slot, other_row):
-        coverage_report = product_coverage(replace(program, channels=(change_first_comp(flat, change),)))
+        coverage_report = product_coverage(replace(program, channels=(change_first_comp(stream, change),)))
         assert coverage_report.missing and coverage_report.foreign, change
     # Two query heads of a KV head read the same columns; coverage is wrong if they had different KV heads.
     shared = replace(layout, attention=replace(layout.attention, heads=8))
     (program,) = programs.scores(shared, 80).programs
     assert product_coverage(program).exact and not product_coverage(replace(program, matrices=8)).exact
-
-
-def unroll(nodes, counters=()):
-    for node in nodes:
-        if isinstance(node, Loop):
-            for index in range(node.extent):
-                yield from unroll(node.body, (*counters, index))
-        else:
-            values = {name: getattr(node, name) for name in type(node).__slots__}
-            fixed = {n: Affine(v.value(counters)) if isinstance(v, Affine) else v for n, v in values.items()}
-            yield type(node)(**fixed)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -257,7 +247,7 @@ def test_compact_changes_nothing(runs, rising):
             comp = Comp(buffer=kind, row=row, column=Affine(turn % 2), count=1)
             nodes += [GAct(gang=kind, row=row), comp][: 1 + (step > 0)]
     short = roll_loops(nodes)
-    assert list(unroll(short)) == nodes
+    assert flat(short) == nodes
     assert len(short) <= len(nodes)
 
 

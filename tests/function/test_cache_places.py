@@ -1,14 +1,15 @@
 """Is a token of a cache in PIM written where products read it, whichever position it has?"""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice, empty_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import expanded
 from length import examples
-from test_attention_programs import cases, layouts, unroll
+from test_attention_programs import cases, layouts
 
 from pimflow.core.attention import Attention
 from pimflow.hardware import PimSpec
@@ -19,7 +20,6 @@ from pimflow.pim_backend.programs.cache_places import all_places_program, place_
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.pim_backend.programs.packed_cache import PackedCache
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.store_coverage import store_coverage
 
 
@@ -39,7 +39,7 @@ def test_every_place_is_written_once_and_is_where_a_packed_cache_has_it(case, da
         np.testing.assert_array_equal(packed_cache.unpack(state), cache)
         tokens = np.zeros((place_count(layout), layout.matrices, dims[3]), np.float32)
         tokens[: dims[2]] = cache.reshape(layout.matrices, *dims[2:]).swapaxes(0, 1)
-        image = layout.empty_image()
+        image = empty_image(layout)
         PimDevice(program, image).run(tokens.reshape(-1, 1, 1, dims[3]))
         np.testing.assert_array_equal(image.lane_bits.reshape(packed_cache.shape), state.view(np.uint16))
 
@@ -58,7 +58,7 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
         streams = select_writes(*map(tvm_ffi.from_dlpack, arrays), layout.matrices)
         append = append_keys if isinstance(layout, KeyLayout) else append_values
         program = append(layout, position)
-        plain = replace(program, channels=tuple(tuple(unroll(nodes)) for nodes in program.channels))
+        plain = expanded(program)
         for actual, expected in zip(streams, plain.program_words(), strict=True):
             np.testing.assert_array_equal(np.from_dlpack(actual), expected)
 

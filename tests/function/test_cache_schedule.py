@@ -1,7 +1,5 @@
 """Schedules of attention over a cache in PIM are strings that people read and plans keep."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

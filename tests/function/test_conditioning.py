@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import runpy
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import verify_networks as script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import flat
@@ -210,21 +209,18 @@ def test_what_was_allowed_is_allowed_between_targets(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_table_of_networks(tmp_path, monkeypatch):
+def test_the_table_of_networks(tmp_path):
     """Of an installed package's file, what installed it; of a file that is none, the line and the code."""
-    scripts = Path(__file__).parents[2] / "scripts"
-    monkeypatch.syspath_prepend(scripts)
-    script = runpy.run_path(str(scripts / "verify_networks.py"))
     installed, info = tmp_path / "some_package", tmp_path / "some_package-1.2.dist-info"
     installed.mkdir(), info.mkdir()
     onnx.save(model("damps"), installed / "net.onnx")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.2\n")
     (info / "RECORD").write_text("some_package/net.onnx,,\n")
     words = [str(installed / "net.onnx"), "x=1,16,12,12", str(tmp_path / "none.onnx")]
-    (path, shapes), (missing, _) = script["networks"](words)
-    right, wrong = script["row"](path, shapes, "fp16", "full"), script["row"](missing, {}, "fp16", "full")
+    (path, shapes), (missing, _) = script.networks(words)
+    right, wrong = script.row(path, shapes, "fp16", "full"), script.row(missing, {}, "fp16", "full")
     assert right[:4] == ("some-package 1.2", "net", "x 1x16x12x12", "fp16") and right[-1] == "verified"
-    assert len(right) == len(wrong) == len(script["HEADER"]) and wrong[-1].startswith("code 3: ")
+    assert len(right) == len(wrong) == len(script.HEADER) and wrong[-1].startswith("code 3: ")
 
 
 # ---- when the reference runs again ----
@@ -259,15 +255,6 @@ def test_the_reference_runs_again_only_beyond_the_bound(cases):
     checks = output_checks(reference, *arguments, far)
     assert checks[0].reference_deviation > 0 and runs == [stored] * (2 + RUNS)
     assert output_checks(reference, *arguments, far) == checks, "other directions in another run"
-
-
-def test_outputs_that_are_no_numbers_are_refused(cases):
-    case = cases["amplifies"]
-    wrong = [np.full_like(y, np.nan) for y in case.expected]
-    reference = OutputReference(expected=case.expected, perturbed=case.network.perturbed)
-    checks = output_checks(reference, Fp16Storage(), "fp16", case.inputs, wrong)
-    with pytest.raises(VerificationError, match="by inf"):
-        checks[0].require_match("outputs")
 
 
 @pytest.mark.parametrize("error, advised", [(0.05, True), (0.61, False), (float("inf"), False)])
@@ -319,6 +306,7 @@ def test_special_values_are_right_where_the_reference_has_them(special):
     expected = np.array([1.0, special, 2.0], "float32")
     assert relative_error(expected.copy(), expected) == 0
     assert relative_error(np.array([1.0, 5.0, 2.0], "float32"), expected) == np.inf
+    assert relative_error(expected, np.array([1.0, 5.0, 2.0], "float32")) == np.inf
     assert relative_error(np.array([special, special, 2.0], "float32"), expected) == np.inf
     assert relative_error(np.array([1.5, special, 2.0], "float32"), expected) == 0.25
     require_finite([expected])

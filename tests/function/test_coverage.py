@@ -5,9 +5,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layers import NEWTON, SHORT, PimLayer, flat, layers, small_buffer_program
+from layers import NEWTON, SHORT, PimLayer, expanded, first, flat, layers, small_buffer_program
 from length import examples
 from reference import Window, convolve
 
@@ -18,7 +19,6 @@ from pimflow.core.program import PimProgram
 from pimflow.errors import TraceError
 from pimflow.simulators.pim import coverage as coverage_module
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
 # Rows of several buffers, reductions of several rows, and tiles that are not full.
@@ -42,10 +42,6 @@ def with_stream(program: PimProgram, channel: int, stream: list) -> PimProgram:
     return replace(program, channels=tuple(channels))
 
 
-def first(stream: list, kind: type, number: int = 0) -> int:
-    return [index for index, node in enumerate(stream) if isinstance(node, kind)][number]
-
-
 @given(layers(most_channels=4), st.data())
 @settings(max_examples=examples(40))
 def test_every_lowered_program_is_exact(layer, data):
@@ -65,8 +61,7 @@ def test_buffers_that_are_written_piece_by_piece(columns):
 @pytest.mark.parametrize("layer, schedule", CASES)
 def test_loops_are_what_they_expand_to(layer, schedule):
     program = layer.lower(schedule)
-    expanded = replace(program, channels=tuple(tuple(flat(nodes)) for nodes in program.channels))
-    assert product_coverage(expanded) == product_coverage(program)
+    assert product_coverage(expanded(program)) == product_coverage(program)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)

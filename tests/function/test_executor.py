@@ -1,7 +1,5 @@
 """The executor's values are the program's alone: threads, instruction sets and callers do not change them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice, simd_variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import layers
@@ -20,7 +19,6 @@ from length import examples
 from test_function import LONG, POINTWISE, SPECIAL, UNALIKE, bits, run
 
 from pimflow.errors import UnknownNameError, UsageError
-from pimflow.simulators.pim.functional import PimDevice, simd_variants
 
 
 @pytest.mark.parametrize("layer", [POINTWISE, UNALIKE, LONG], ids=["pointwise", "unalike", "long"])
@@ -35,7 +33,7 @@ def test_threads_do_not_change_values(layer):
 WITHOUT_THREADS = """
 import threading, numpy as np
 from layers import PimLayer
-from pimflow.simulators.pim.functional import PimDevice
+from calibration.pim_device import PimDevice
 try:
     threading.Thread(target=print).start()
 except RuntimeError:

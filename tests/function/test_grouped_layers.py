@@ -1,13 +1,12 @@
 """Grouped and depthwise convolutions on every device: by value, legally, each product of the layer once."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from calibration.latency_bound import lower_bound
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layers import PimLayer, axis, flat, require_legal
@@ -24,7 +23,6 @@ from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.schedule import groups_per_matrix, schedules
 from pimflow.simulators.pim.bound import min_work_ns
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.timing import time_program
 
 NAMES = spec_names("pim")

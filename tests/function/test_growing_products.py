@@ -1,7 +1,5 @@
 """Is a product over the tokens that there are what a program for just so many is, command by command?"""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import DEVICES, ROUNDING, cases, check_program, layouts, unroll
+from test_attention_programs import DEVICES, ROUNDING, cases, check_program, flat, layouts
 
 from pimflow.core.attention import SCORES, VALUES, Attention
 from pimflow.core.command_forms import decode
@@ -51,7 +49,7 @@ def renumber(layout: ValueLayout, program: PimProgram, chunk: int, full_program:
         member, pixel = divmod(node.pixel.base, M)
         return replace(node, pixel=node.pixel._replace(base=member * all_of + before + pixel))
 
-    return [[renumber_node(node) for node in unroll(nodes)] for nodes in program.channels]
+    return [[renumber_node(node) for node in flat(nodes)] for nodes in program.channels]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -71,7 +69,7 @@ def test_commands_are_those_of_programs_for_just_so_many_tokens(case, data):
     growing = DynamicProduct.from_layout(keys, plain, places)
     (fixed,) = programs.scores(keys, tokens, order).programs
     issued = streams(growing, tokens)
-    assert issued == [list(unroll(nodes)) for nodes in fixed.channels]
+    assert issued == [flat(nodes) for nodes in fixed.channels]
     cut = replace(growing.program, channels=tuple(map(tuple, issued)))
     assert time_program(check_program(cut, keys.pim), keys.pim).cycles == time_program(fixed, keys.pim).cycles
 

@@ -5,21 +5,19 @@ no program at all. COMMANDS: the engine refuses the stream, or the independent c
 not the program's. Each mutation names the nets that must catch each of its mutants by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from layers import PimLayer, flat
 from reference import Window, bound, convolve
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError
-from pimflow.simulators.pim.checker import count_violations
-from pimflow.simulators.pim.functional import PimDevice
+from pimflow.simulators.pim.checker import violations
 from pimflow.simulators.pim.timing import issue_program
 
 SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
@@ -92,7 +90,7 @@ class MutationCase:
                 stream = issue_program(program, device, self.channel)
             except TraceError:
                 return True
-            if count_violations(stream, device, self.program, self.channel):
+            if violations(stream, device, self.program, self.channel):
                 return True
         return False
 

@@ -1,29 +1,15 @@
 """Does the picture of keys and values in the banks show where appends write them?"""
 
-import importlib
-import sys
 from collections import defaultdict
-from pathlib import Path
 
-import pytest
+import draw_caches as script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from test_attention_programs import cases, layouts, unroll
+from test_attention_programs import cases, flat, layouts
 
 from pimflow.core.commands import Write
 from pimflow.pim_backend.programs.cache_appends import append_keys, append_values
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        yield importlib.import_module("draw_caches")
-    for name in ("draw_caches", "bench_generate"):
-        sys.modules.pop(name, None)
 
 
 def bank_contents(layout, channel, bank):
@@ -32,7 +18,7 @@ def bank_contents(layout, channel, bank):
     per_gang = layout.banks // layout.pim.gangs
     for token in range(layout.attention.keys):
         program = (append_keys if keys else append_values)(layout, token)
-        for node in unroll(program.channels[channel]):
+        for node in flat(program.channels[channel]):
             if not isinstance(node, Write):
                 continue
             first = node.gang * per_gang + node.bank
@@ -47,7 +33,7 @@ def bank_contents(layout, channel, bank):
 
 @settings(max_examples=examples(20), deadline=None)
 @given(cases(), st.data())
-def test_marks_are_where_appends_write(script, case, data):
+def test_marks_are_where_appends_write(case, data):
     for layout in layouts(case):
         channel = data.draw(st.integers(0, layout.channels - 1))
         bank = data.draw(st.integers(0, layout.banks - 1))
@@ -59,7 +45,7 @@ def test_marks_are_where_appends_write(script, case, data):
         assert shown == bank_contents(layout, channel, bank)
 
 
-def test_the_picture_has_every_bank_and_row(script, monkeypatch):
+def test_the_picture_has_every_bank_and_row(monkeypatch):
     """In each channel one head; in each bank one token of 16 neighbours, and an element of the values."""
     attention = script.ATTENTION.with_batch_and_heads(1, 2)
     monkeypatch.setattr(script, "ATTENTION", type(attention)(**{**vars(attention), "keys": 256}))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from calibration.pim_device import PimDevice
 from layers import PimLayer
 from tvm import relax
 
@@ -18,8 +19,6 @@ from pimflow.errors import ArtifactError
 from pimflow.frontend import relax_module
 from pimflow.host import native
 from pimflow.pim_backend.runtime import codegen, network_module, targets
-from pimflow.simulators.pim import functional
-from pimflow.simulators.pim.functional import PimDevice
 
 
 def call_region(program, image, x, dtype):
@@ -130,7 +129,7 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
     parts = [struct.pack("<QQQ", 0x30314D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
     for array in (
-        functional._HEADER.row(**program.header()),
+        codegen._HEADER.row(**program.header()),
         words,
         offsets,
         image.lane_bits,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration.pim_device import PimDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -13,7 +14,6 @@ from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError, UsageError
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
-from pimflow.simulators.pim.functional import PimDevice
 
 GANGS, BANKS, COLUMNS, ELEMENTS, ROWS = 2, 4, 8, 4, 3
 

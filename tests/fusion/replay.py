@@ -3,8 +3,6 @@
 Shares no count with the search: memory is an array that says which element of which tensor each place holds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

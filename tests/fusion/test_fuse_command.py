@@ -5,8 +5,6 @@ import json
 
 import pytest
 from command_line import run_json
-from length import long_but
-from replay import replay
 
 from pimflow import zoo
 from pimflow.commands.fuse import fuse
@@ -18,7 +16,6 @@ from pimflow.fusion import (
     OBJECTIVES,
     Accelerator,
     FusionRules,
-    GroupTiling,
     fuse_layers,
     layers_from_onnx,
     layers_from_regions,
@@ -115,15 +112,6 @@ def test_the_objective_is_what_gets_least(dtype):
 
 
 @pytest.mark.long
-def test_memory_helps(resnet18):
-    moved = [
-        fuse_layers(resnet18, Accelerator(on_chip_bytes=size << 10), FusionRules(search="runs")).dram_bytes
-        for size in (128, 768, 4096)
-    ]
-    assert moved == sorted(moved, reverse=True)
-
-
-@pytest.mark.long
 def test_the_search_of_networks_with_branches_is_bounded(monkeypatch):
     """In tilings that are priced, which no other work on the machine changes."""
     memory_ns, priced = Accelerator.memory_ns, itertools.count()
@@ -135,18 +123,6 @@ def test_the_search_of_networks_with_branches_is_bounded(monkeypatch):
     monkeypatch.setattr(Accelerator, "memory_ns", count_and_price)
     assert fuse_layers(layers_of("googlenet")).reduction > 0.7
     assert 30_000 < next(priced) < 65_000
-
-
-@pytest.mark.parametrize("baseline", long_but(fuse.BASELINES[:1], fuse.BASELINES))
-def test_the_plan_of_the_toy_runs(baseline):
-    """Each group, element by element, moves what was counted, in memory so small that it tiles."""
-    plan = fuse.fuse("toy", Accelerator(on_chip_bytes=24 << 10), baseline=baseline)
-    assert plan.dram_bytes < plan.dram_bytes_unfused
-    fused = [(group, placed) for group, placed in zip(plan.groups, plan.placements) if placed]
-    assert any(group.tiling != GroupTiling() for group, _ in fused)
-    for group, placed in fused:
-        ran = replay(group, placed, 4)
-        assert ran.loaded + ran.stored == group.traffic_elements
 
 
 def test_folded_layers_are_the_regions(capsys):

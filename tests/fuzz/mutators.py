@@ -1,7 +1,5 @@
 """Mutants of files: of bytes, of text, of JSON and TOML values, and of ONNX graphs."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

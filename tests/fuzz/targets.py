@@ -4,8 +4,6 @@ A mutant is read by the command itself, in this process. It must end with an exi
 and with one line on stderr if that is an error. An exception and a second line are faults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -3,17 +3,14 @@
 import functools
 import math
 import random
-import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import mutators
+import pytest
+from kill_commands import early_outcome as outcome
 from targets import TARGETS, slug
 
 CORPUS = sorted(path for path in (Path(__file__).parent / "corpus").iterdir())
@@ -88,11 +85,8 @@ assert child.exitcode == 0, child.exitcode
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_an_early_interrupt_did_is_named(monkeypatch):
+def test_what_an_early_interrupt_did_is_named():
     """scripts/kill_commands.py --start-up called everything that it did not know a traceback."""
-    scripts = Path(__file__).parents[2] / "scripts"
-    monkeypatch.syspath_prepend(scripts)
-    outcome = runpy.run_path(str(scripts / "kill_commands.py"))["early_outcome"]
     assert outcome(130, "pimflow: interrupted\n") == "130 and one line"
     assert outcome(-signal.SIGINT, "") == "no word, by the signal"
     assert outcome(0, "") == "through"

@@ -1,6 +1,5 @@
 """Records of what GPUs were fitted to: rows that a constant has seen are not scored, all others are."""
 
-import csv
 import dataclasses
 import re
 import subprocess
@@ -15,31 +14,20 @@ from calibration.samples import analytic_ns, read_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
+from test_gpu_data import DATA, DEEPBENCH, P100, ROOT, TENSORRT, V100, rows_of, text_of
 
 from pimflow.core.table_files import tomllib
 from pimflow.errors import SpecError
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS, spec_names
 
-ROOT = Path(__file__).parents[2]
-DATA = Path(__file__).parent / "data"
-TENSORRT = DATA / "v100_tensorrt_conv_excerpt.csv"
-DEEPBENCH = DATA / "deepbench_conv_excerpt.csv"
 ACCELSIM = DATA / "accelsim_rtx2060.csv"
 EMITTED = DATA / "accelsim_emitted.csv"
-P100, V100, T4, PIM32 = (GpuSpec.load(name) for name in ("p100", "v100", "t4", "rtx-2060-pim32"))
-
-
-def rows(path: Path) -> list[dict]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+T4, PIM32 = (GpuSpec.load(name) for name in ("t4", "rtx-2060-pim32"))
 
 
 def write(path: Path, table: list[dict]) -> Path:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, table[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    path.write_text(text_of(table, table[0]), encoding="utf-8")
     return path
 
 
@@ -82,15 +70,15 @@ def test_the_record_is_of_the_rows_that_the_constants_come_from():
 @given(sizes=st.lists(st.tuples(*[st.integers(1, 4096)] * 3), min_size=1, max_size=18, unique=True))
 @settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_kernels_that_a_preset_has_not_seen_are_all_scored(sizes, tmp_path_factory):
-    seen_sizes = {tuple(int(row[key]) for key in "MNK") for row in rows(ACCELSIM) if row["M"]}
-    (row,) = [row for row in rows(ACCELSIM) if (row["kernel"], row["n_mem"]) == ("pw_784x192x32", "16")]
+    seen_sizes = {tuple(int(row[key]) for key in "MNK") for row in rows_of(ACCELSIM) if row["M"]}
+    (row,) = [row for row in rows_of(ACCELSIM) if (row["kernel"], row["n_mem"]) == ("pw_784x192x32", "16")]
     table = [{**row, "M": m, "N": n, "K": k, "kernel": f"k{i}"} for i, (m, n, k) in enumerate(sizes)]
     samples = read_samples(write(tmp_path_factory.mktemp("rows") / "unseen.csv", table), PIM32)
     assert unseen_samples(samples, PIM32) == [s for s, size in zip(samples, sizes) if size not in seen_sizes]
 
 
 def test_a_simulated_kernel_is_known_by_what_it_computes(tmp_path):
-    table = [{**row, "kernel": f"k{i}"} for i, row in enumerate(rows(ACCELSIM)) if row["M"]]
+    table = [{**row, "kernel": f"k{i}"} for i, row in enumerate(rows_of(ACCELSIM)) if row["M"]]
     samples = read_samples(write(tmp_path / "renamed.csv", table), PIM32)
     assert samples and unseen_samples(samples, PIM32) == []
 
@@ -98,7 +86,8 @@ def test_a_simulated_kernel_is_known_by_what_it_computes(tmp_path):
 @pytest.mark.parametrize(("label", "seen"), [("T4", False), ("V100", True), ("v100", True)])
 def test_rows_of_a_gpu_whose_constants_are_anothers(label, seen, tmp_path):
     """No row of the T4 was fitted to; rows of the V100 were, to which its DRAM's constants go back."""
-    samples = read_samples(write(tmp_path / "rows.csv", [{**r, "gpu": label} for r in rows(TENSORRT)]), V100)
+    table = [{**row, "gpu": label} for row in rows_of(TENSORRT)]
+    samples = read_samples(write(tmp_path / "rows.csv", table), V100)
     fitted = [dataclasses.replace(s, shape=shape_in_record()) for s in samples[:5]]
     scored = unseen_samples([*samples, *fitted], T4)
     assert scored == (samples if seen else [*samples, *fitted])
@@ -170,7 +159,7 @@ def test_records_that_cannot_be_read(text, said, tmp_path):
 def test_a_gpu_of_ones_own_is_judged_on_what_it_was_not_fitted_to(tmp_path):
     spec_path = tmp_path / "mine.toml"
     spec_path.write_text((SPECS / "gpu" / "p100.toml").read_text())
-    table = [row for row in rows(DEEPBENCH) if row["gpu"] == "P100" and row["dtype"] == "fp32"]
+    table = [row for row in rows_of(DEEPBENCH) if row["gpu"] == "P100" and row["dtype"] == "fp32"]
     data = write(tmp_path / "rows.csv", table)
     refused = script("validate_gpu_model", data, "--gpu", spec_path)
     assert (refused.returncode, refused.stdout) == (3, "")

@@ -1,13 +1,11 @@
 """One step for every length: is it what the whole sequence gives, and charged as one of just that length?"""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from decoders import SMALL
+from decoders import SMALL, greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples, long_but
@@ -18,11 +16,7 @@ from small_system import small
 from pimflow import zoo
 from pimflow.commands.generate import generation
 from pimflow.commands.generate.decode_step import DecodeStep
-from pimflow.commands.generate.decoding import (
-    CompiledStep,
-    StepRunner,
-    verification_inputs,
-)
+from pimflow.commands.generate.decoding import CompiledStep, StepRunner, verification_inputs
 from pimflow.commands.generate.generate import generate
 from pimflow.commands.generate.generation import DecodeCostModel, StepCosts, length_weights
 from pimflow.commands.generate.language import open_language_model
@@ -185,10 +179,7 @@ def test_a_text_is_charged_the_tokens_that_there_are(by_token, monkeypatch):
     said: list[str] = []
     result = generate("small", tokens=prompts, n=7, context=16, modes="gpu", progress=said.append)
     for request, prompt in zip(result.requests, prompts):
-        tokens = list(prompt)
-        for _ in range(7):
-            tokens.append(int(ReferenceDecoder(SMALL, weights_).step(np.array(tokens))[-1].argmax()))
-        assert list(request.tokens) == tokens[len(prompt) :]
+        assert request.tokens == greedy(SMALL, weights_, prompt, 7)
     assert said.count("compiling the step of a token") == 1
     assert [step.tokens for step in result.lengths] == list(range(4, 10))
     assert result.tpot_ns == pytest.approx(sum(step.tpot_ns for step in result.lengths) / 6)

@@ -1,7 +1,5 @@
 """What the first line of a compiled decoder says."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

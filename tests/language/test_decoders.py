@@ -1,7 +1,5 @@
 """Language models as data: their sizes, their graphs against a decoder in NumPy, their tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from calibration.latency_bound import row_limited_ns
+from decoders import greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from pimflow import zoo
 from pimflow.errors import ModelError
 from pimflow.hardware import PimSpec
-from pimflow.simulators.pim.bound import min_read_ns, row_limited_ns
+from pimflow.simulators.pim.bound import min_read_ns
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.decoder import BLOCK_PRODUCTS, Decoder
 from pimflow.zoo.language.decoder_parts import Experts, LatentAttention
@@ -214,13 +214,8 @@ def test_tiny_lm_writes_english_of_the_manual_that_it_was_trained_on():
     vocabulary = {word for text in topics.values() for word in text.lower().split()}
 
     def share(decoder: Decoder) -> tuple[float, int]:
-        reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
         tokens = ByteTokens().encode("The statement is executed when ")
-        logits, generated = reference.step(np.array(tokens)), []
-        while len(generated) < 160:
-            generated.append(int(logits[-1].argmax()))
-            logits = reference.step(np.array(generated[-1:]))
-        words = decode(generated).lower().split()[:-1]
+        words = decode(greedy(decoder, zoo.decoder_weights(decoder), tokens, 160)).lower().split()[:-1]
         return sum(word in vocabulary for word in words) / max(len(words), 1), len(set(words))
 
     right, different = share(zoo.decoder("tiny-lm"))

@@ -1,7 +1,5 @@
 """Decoders that PyTorch exports with every length open, as Optimum does: GPT-2's kind, and multi-query."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

@@ -1,17 +1,11 @@
 """Families of decoders as transformers and llama.cpp lay them out: logits beside transformers' own."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import torch
 from language_exports import FAMILIES, make_model, write_form, write_gguf

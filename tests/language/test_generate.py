@@ -1,16 +1,14 @@
 """``pimflow generate``: tokens against decoders that share no code, figures against one another, refusals."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from command_line import error_line, run_json
-from decoders import SMALL
+from decoders import SMALL, greedy
 from onnx import TensorProto, numpy_helper
 
 from pimflow import frontend, zoo
@@ -20,11 +18,8 @@ from pimflow.commands.generate.generation import Generation
 from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.main import main
 from pimflow.commands.shared import prepare
-from pimflow.commands.shared.search import SearchRequest
 from pimflow.errors import VerificationError
-from pimflow.frontend import Network
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.reference import ReferenceDecoder
 
 PROMPT = [3, 4, 5]
 
@@ -54,15 +49,6 @@ def test_what_is_done_once_a_step_is_what_no_data_reaches():
     once = decoding.shared_regions(block)
     assert once == {region.name for region in block.regions} - reached
     assert once and not any(block.region(name).geometry for name in once)
-
-
-def greedy(decoder, weights, prompt, n):
-    reference = ReferenceDecoder(decoder, weights)
-    logits, tokens = reference.step(np.array(prompt)), []
-    for _ in range(n):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    return tuple(tokens)
 
 
 @pytest.mark.long
@@ -108,50 +94,6 @@ def test_another_model_under_the_same_names_is_found_out(step_model, monkeypatch
     monkeypatch.setattr(decoding.StepRunner, "__call__", forgets)
     with pytest.raises(VerificationError, match="logits are off by"):
         generate(step_model, tokens=PROMPT, n=6, modes="gpu")
-
-
-@pytest.mark.long
-def test_caches_stay_where_they_are(step_model, generation):
-    """A step moves its own tokens; none is copied, and each is bound once."""
-    question, lengths = (
-        SearchRequest.from_arguments(None, modes="gpu"),
-        decoding.Lengths(attended=12, places=12),
-    )
-    request = decoding.StepRequest(step_model, question, lengths)
-    step = decoding.compile_step(request, Network.example_inputs, print)
-    assert {state.name for state in step.states} == {
-        name for name in step.input_types if name.startswith("past")
-    }
-    assert not any("present" in copied.layer for copied in step.build.copies)
-    result, _ = generation
-    runner = decoding.StepRunner(step)
-    bound, logits = [], []
-    runner._set = lambda name, value: (bound.append(name), decoding.StepRunner._set(runner, name, value))
-    for past_length, token in enumerate([*PROMPT, *result.tokens]):
-        logits.append(runner(np.array([[token]]), np.array([past_length])))
-    assert tuple(int(step_logits[0, -1].argmax()) for step_logits in logits[2:-1]) == result.tokens
-    assert not {state.name for state in step.states} & {*bound}
-
-
-@pytest.mark.long
-def test_requests_of_any_lengths_run_at_once(step_model, generation, monkeypatch):
-    """Each at its own place in the cache, as if it were alone, also where prompts go token by token."""
-
-    def step(context, tokens, batch):
-        return zoo.load_model(graph.step_graph(SMALL, context, tokens=tokens, batch=batch))
-
-    language = replace(open_language_model(step_model), step=step)  # the file is for one sequence
-    monkeypatch.setattr("pimflow.commands.generate.generate.open_language_model", lambda *_: language)
-    prompts = [PROMPT, [7], [9, 10, 11, 12, 13]]
-    result = generate("small", tokens=prompts, n=6)
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in step_model.graph.initializer}
-    assert [request.tokens for request in result.requests] == [
-        greedy(SMALL, weights, ids, 6) for ids in prompts
-    ]
-    assert [request.prompt_tokens for request in result.requests] == [3, 1, 5]
-    assert result.tokens == result.requests[0].tokens == generation[0].tokens
-    assert (result.batch, result.prompt_tokens) == (3, 5) and result.sure_tokens > 12
-    assert result.ttft_ns == pytest.approx(5 * result.tpot_ns)
 
 
 def gqa_decoder(lengths=()):

@@ -1,11 +1,9 @@
 """Decoders in GGUF files that the tests write: weights, tokens, text, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from command_line import error_line
-from decoders import decode_tokens
+from decoders import decode_tokens, greedy
 
 pytest.importorskip("gguf")
 
@@ -22,7 +20,6 @@ from pimflow.errors import ModelError
 from pimflow.zoo.language.decoder_parts import Experts
 from pimflow.zoo.language.gguf_decoder import read_decoder
 from pimflow.zoo.language.gguf_tokens import read_tokens
-from pimflow.zoo.language.reference import ReferenceDecoder
 
 HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS = 64, 4, 2, 96, 1
 SIZE = HIDDEN // HEADS
@@ -271,12 +268,8 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             rows = value.T if name.endswith(".weight") else value
             rows = quants.dequantize(quants.quantize(np.ascontiguousarray(rows), Kind.Q8_0), Kind.Q8_0)
             widened[name] = rows.T if name.endswith(".weight") else rows
-    reference = ReferenceDecoder(read_decoder(path), widened)
-    logits, tokens = reference.step(np.array([TOKENS.index("t")])), []
-    while len(tokens) < len(generation.tokens):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    assert generation.tokens == tuple(tokens) and (len(tokens) == 4 or tokens[-1] == END)
+    tokens = greedy(read_decoder(path), widened, [TOKENS.index("t")], len(generation.tokens))
+    assert generation.tokens == tokens and (len(tokens) == 4 or tokens[-1] == END)
     assert generation.weights == "Q8_0, F32" and generation.verified
     assert generation.weights_in_pim == "PIM stores q8_0 widened to fp16, which its multipliers take"
 

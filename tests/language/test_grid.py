@@ -1,29 +1,18 @@
 """Do steps that are searched take what compiled ones take, and have rows of the grid their order?"""
 
-import importlib
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import bench_generate as script
 import pytest
 
 from pimflow import Profiling
 from pimflow.commands.generate.generation import StepCosts
+from pimflow.hardware import system
 from pimflow.zoo.language import shapes
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        yield importlib.import_module("bench_generate")
-    sys.modules.pop("bench_generate", None)
 
 
 @pytest.mark.long
-def test_steps_that_are_searched_take_what_compiled_ones_take(script, monkeypatch):
+def test_steps_that_are_searched_take_what_compiled_ones_take(monkeypatch):
     """GPT-2 of a tenth of its tokens: drawing and compiling the rest takes most of the time."""
     monkeypatch.setitem(shapes._BY_NAME, "gpt-2", replace(shapes.decoder("gpt-2"), vocabulary=5_000))
     profiling = Profiling()
@@ -37,9 +26,9 @@ def test_steps_that_are_searched_take_what_compiled_ones_take(script, monkeypatc
     assert times.pj == pytest.approx(full.energy_per_token_pj)
 
 
-def test_cells_say_what_fits(script):
+def test_cells_say_what_fits():
     times = StepCosts(ns=4e6, ns_gpu_only=10e6, pj=1.0, pj_gpu_only=1.0)
-    room = script.room_bytes("newton-gddr6")
+    room = system(pim="newton-gddr6").pim_bytes
     assert room == 4 << 30
     steps = [
         script.StepSearch(times=times, published_ns=published_ns, held_bytes=held_bytes)
@@ -51,7 +40,7 @@ def test_cells_say_what_fits(script):
     )
 
 
-def test_rows_of_a_table_are_ordered_and_written_once(script):
+def test_rows_of_a_table_are_ordered_and_written_once():
     page = "<!-- grid begin (x) -->\n<!-- grid end -->\n"
     rows = [
         f"| {model} | {pim} | {batch} | 1.00 → 0.50 |"

@@ -1,7 +1,5 @@
 """Decoders in folders of Hugging Face's: weights, values by transformers, ends of texts, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct
@@ -10,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command_line import error_line
+from decoders import greedy
 
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
@@ -122,15 +121,9 @@ def test_damaged_weights_are_said(folder, content):
 
 def require_reference_tokens(path, decoder) -> None:
     """Greedy tokens are those of the decoder in NumPy."""
-    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64)
-    logits, tokens = reference.step(np.array([3, 1, 4, 1, 5])), []
-    for _ in range(6):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
+    tokens = greedy(decoder, zoo.decoder_weights(decoder), [3, 1, 4, 1, 5], 6, np.float64)
     generation = generate(path, tokens=[3, 1, 4, 1, 5], n=6)
-    assert (
-        generation.verified and generation.tokens == tuple(tokens) and generation.weights.startswith("BF16")
-    )
+    assert generation.verified and generation.tokens == tokens and generation.weights.startswith("BF16")
 
 
 @pytest.mark.long
@@ -210,12 +203,7 @@ def test_longrope_holds_within_the_first_context(folder):
     assert (decoder.rotary_factors, decoder.max_context) == ((1.0, 3.0), 16)
     assert decoder.rotary_scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
     generation = generate(path, tokens=[3, 1, 4], n=3, modes="gpu")
-    reference, tokens = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64), []
-    logits = reference.step(np.array([3, 1, 4]))
-    for _ in range(3):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    assert generation.tokens == tuple(tokens)
+    assert generation.tokens == greedy(decoder, zoo.decoder_weights(decoder), [3, 1, 4], 3, np.float64)
     with pytest.raises(UsageError, match="was made for 16 tokens, not for 17"):
         generate(path, tokens=[3, 1, 4], n=3, context=17)
 

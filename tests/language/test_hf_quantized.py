@@ -1,20 +1,18 @@
 """GPTQ and AWQ folders: weights packed here by the layouts of their libraries, values, tokens, refusals."""
 
-from __future__ import annotations
-
 import json
 import struct
 
 import numpy as np
 import pytest
 from command_line import error_line
+from decoders import greedy
 
 import pimflow
 from pimflow import zoo
 from pimflow.commands.generate.generate import generate
 from pimflow.weight_types import WEIGHT_TYPES, group_type
 from pimflow.zoo.language.hf_decoder import read_decoder
-from pimflow.zoo.language.reference import ReferenceDecoder
 
 HIDDEN, WIDE, VOCABULARY = 128, 256, 32
 CONFIG = {
@@ -127,14 +125,10 @@ def test_values_are_those_that_the_words_stand_for(case, tmp_path):
 def test_tokens_are_those_of_the_weights_on_pim_as_they_are_stored(tmp_path):
     write_folder(tmp_path, CASES["awq"][0], group=128)
     decoder = read_decoder(tmp_path)
-    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder), np.float64)
-    logits, tokens = reference.step(np.array([3, 1, 4])), []
-    for _ in range(3):
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
     system = pimflow.system(pim="hbm-pim-narrow")
     generation = generate(tmp_path, tokens=[3, 1, 4], n=3, system=system)
-    assert generation.verified and generation.tokens == tuple(tokens)
+    tokens = greedy(decoder, zoo.decoder_weights(decoder), [3, 1, 4], 3, np.float64)
+    assert generation.verified and generation.tokens == tokens
     assert generation.weights == "awq uint4_g128, F16, F32"
     assert generation.weights_in_pim == "PIM stores uint4_g128 as they are"
 

@@ -1,7 +1,5 @@
 """Is the line that LLMServingSim gets of a device that of our own times, and in its table's form?"""
 
-from __future__ import annotations
-
 import csv
 import json
 

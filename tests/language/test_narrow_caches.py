@@ -1,13 +1,12 @@
 """Caches of 8 and 4 bits: integers exactly, products by value, and tokens of NumPy on the same cache."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from decoders import SMALL
+from calibration.pim_device import PimDevice, empty_image
+from decoders import SMALL, greedy
 from length import long_but
 from onnx import numpy_helper
 
@@ -27,7 +26,6 @@ from pimflow.pim_backend.programs.cache_schedule import ProductSchedule
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 from pimflow.simulators.pim.coverage import product_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.legality import program_violations_by_rule
 from pimflow.simulators.pim.store_coverage import store_coverage
 from pimflow.zoo import weights
@@ -84,7 +82,7 @@ def test_products_with_integers_are_exact(name, cache_type):
         a, is_keys = layout.attention, isinstance(layout, KeyLayout)
         size = a.head_size if is_keys else a.value_size
         cache = draw.integers(-largest, largest + 1, (a.keys, layout.matrices, size)).astype(np.float32)
-        image = layout.empty_image()
+        image = empty_image(layout)
         append = (append_keys if is_keys else append_values)(layout, 0, a.keys)
         product = programs.scores(layout, a.keys) if is_keys else programs.mix(layout, a.keys)
         for program in (append, *product.programs):
@@ -182,12 +180,8 @@ def test_tokens_are_those_of_numpy(kinds):
     system = pimflow.system(pim="lpddr5x-pim")
     generation = pimflow.generate("tiny-lm", prompt="The statement is", n=4, system=system, **types)
     decoder = zoo.decoder("tiny-lm").with_types(*types.values())
-    reference = ReferenceDecoder(decoder, zoo.decoder_weights(decoder))
-    logits, tokens = reference.step(np.frombuffer(b"The statement is", np.uint8)), []
-    while len(tokens) < 4:
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    assert generation.tokens == tuple(tokens) and generation.sure_tokens
+    tokens = greedy(decoder, zoo.decoder_weights(decoder), list(b"The statement is"), 4)
+    assert generation.tokens == tokens and generation.sure_tokens
     assert (generation.cache, generation.cache_in_pim) == ("int8", "PIM stores int8 as it is")
     assert 0 < generation.fraction_of_bound <= 1
 

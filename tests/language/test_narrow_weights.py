@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from decoders import SMALL
+from calibration.pim_device import PimDevice
+from decoders import SMALL, greedy
 
 import pimflow
 from pimflow import zoo
@@ -19,12 +20,10 @@ from pimflow.pim_backend.programs.layout import memory_image
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.costs.pim_runs import PimTarget
 from pimflow.simulators.pim.coverage import program_coverage
-from pimflow.simulators.pim.functional import PimDevice
 from pimflow.simulators.pim.legality import program_violations_by_rule
 from pimflow.simulators.profiler import BuiltIn
 from pimflow.weight_types import WEIGHT_TYPES
 from pimflow.zoo.language import graph
-from pimflow.zoo.language.reference import ReferenceDecoder
 
 NARROW = ("newton-gddr6-narrow", "hbm-pim-narrow")
 PROMPT = "The statement is"
@@ -60,12 +59,7 @@ def greedy_tokens(kind: str, n: int, activations: str = "") -> tuple[int, ...]:
             is_table = name.endswith(".table")
             rounded = WEIGHT_TYPES[kind].round(value.T if is_table else value)
             weights[name] = rounded.T if is_table else rounded
-    reference = ReferenceDecoder(decoder, weights)
-    logits, tokens = reference.step(np.frombuffer(PROMPT.encode(), np.uint8)), []
-    while len(tokens) < n:
-        tokens.append(int(logits[-1].argmax()))
-        logits = reference.step(np.array(tokens[-1:]))
-    return tuple(tokens)
+    return greedy(decoder, weights, list(PROMPT.encode()), n)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tokens that are drawn, texts that end before others, chat templates, tokenizers beside models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

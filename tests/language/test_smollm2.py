@@ -1,7 +1,5 @@
 """SmolLM2-135M from its package: a language model that people use, by the commands of a plan."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the judge of tokens lets pass, and what it does not."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Decoders in PyTorch with the caches of transformers: buffers of fixed length, and tensors that grow."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

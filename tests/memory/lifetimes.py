@@ -1,7 +1,5 @@
 """Random buffers, and oracles that know nothing of the planners."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from pimflow.core.liveness import Lifetime

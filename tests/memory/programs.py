@@ -1,7 +1,5 @@
 """Random programs, and what orders of their steps are worth by definition; nothing of the planner's."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import strategies as st

@@ -33,8 +33,8 @@ def buffers(draw):
                 name=name,
                 begin=begin,
                 end=begin + draw(st.integers(1, 9)),
-                size_bytes=draw(st.integers(0, csv_form.LARGEST)),
-                memory=draw(st.sampled_from([csv_form.MEMORY, "pim"])),
+                size_bytes=draw(st.integers(0, csv_form.MAX_INTEGER)),
+                memory=draw(st.sampled_from([csv_form.DEFAULT_MEMORY, "pim"])),
                 alias=alias,
                 within_bytes=draw(st.sampled_from([0, 64])) if alias else 0,
                 alignment_bytes=alignment,
@@ -59,7 +59,7 @@ def test_a_plan_of_parts_is_planned_as_it_is(tmp_path):
     )
     lifetimes = csv_form.read(tmp_path / "parts.csv")
     offsets = memory.plan(
-        [*lifetimes, Lifetime(name="x", begin=0, end=1, size_bytes=1, memory=csv_form.MEMORY)]
+        [*lifetimes, Lifetime(name="x", begin=0, end=1, size_bytes=1, memory=csv_form.DEFAULT_MEMORY)]
     ).offsets_bytes
     assert offsets["b"] == offsets["a"] + 8
     csv_form.write(tmp_path / "plan.csv", lifetimes, offsets)
@@ -74,7 +74,7 @@ def test_a_part_of_nothing_is_refused(tmp_path):
 
 def test_minimalloc_form():
     lifetimes = csv_form.read(DATA / "input.12.csv")
-    assert lifetimes[1] == Lifetime(name="b2", begin=3, end=9, size_bytes=4, memory=csv_form.MEMORY)
+    assert lifetimes[1] == Lifetime(name="b2", begin=3, end=9, size_bytes=4, memory=csv_form.DEFAULT_MEMORY)
     assert csv_form.read(DATA / "input.12.csv", alignment_bytes=4)[0].alignment_bytes == 4
 
 

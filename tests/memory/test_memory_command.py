@@ -33,7 +33,7 @@ def test_json_has_the_keys_and_the_plan_is_legal(capsys, tmp_path):
     assert {buffer["id"]: buffer["bytes"] for buffer in row["allocations"]} == {
         life.name: life.size_bytes for life in lifetimes
     }
-    validator.check(lifetimes, offsets, {csv_form.MEMORY: 12})
+    validator.check(lifetimes, offsets, {csv_form.DEFAULT_MEMORY: 12})
     assert {life.name: life.offset_bytes for life in csv_form.read(path)} == offsets
 
 

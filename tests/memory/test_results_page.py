@@ -1,37 +1,19 @@
 """Is every table of docs/results.md, and of pages like it, a script's, and do these print what was found?"""
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
+import reproduce_occamy
+import sensitivity
+import update_results
 
 import pimflow
-from pimflow import frontend
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    yield
-    for name in ("update_results", "update_readme", "reproduce_occamy", "bench_memory", "sensitivity"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def update_results():
-    return importlib.import_module("update_results")
-
-
-@pytest.fixture
-def reproduce_occamy():
-    return importlib.import_module("reproduce_occamy")
-
-
-def test_marks_are_the_tables_of_the_script(update_results):
+def test_marks_are_the_tables_of_the_script():
     """Each on its page, and nothing else between such marks."""
     pages = {update_results.page_of(name) for name in update_results.TABLES}
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
@@ -51,7 +33,6 @@ def test_marks_are_the_tables_of_the_script(update_results):
 @pytest.mark.parametrize("sharing", ["partitioned", "time-shared"])
 def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
     """What is chosen is what the system has, and no end is without effect or within the others."""
-    sensitivity = importlib.import_module("sensitivity")
     base = pimflow.system(channel_sharing=sharing)
     values = sensitivity.values(base)
     assert ("channel_mode_switch_ns" in values) == base.is_time_shared
@@ -62,26 +43,7 @@ def test_every_value_of_the_sensitivity_table_changes_the_system(sharing):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["squeezenet-1.1"])
-def test_the_pool_of_a_network_with_concatenations_is_what_is_planned(update_results, name):
-    """All but the time that it took."""
-    bench_memory = importlib.import_module("bench_memory")
-    module = frontend.load(name).module
-    table_text = bench_memory.zoo_table(
-        [bench_memory.zoo_row(name, module, views, 60.0) for views in (True, False)]
-    )
-    text = update_results.page_of("pools").read_text(encoding="utf-8")
-
-    def cells(table: str) -> list[list[str]]:
-        lines = [line.split(" | ") for line in table.splitlines() if line.startswith(f"| {name} |")]
-        return [line[:5] + line[6:] for line in lines]
-
-    pools = text.partition("<!-- pools begin")[2].partition("<!-- pools end")[0]
-    assert cells(pools) == cells(table_text) and len(cells(pools)) == 2
-
-
-@pytest.mark.long
-def test_tables_of_a_small_network(reproduce_occamy):
+def test_tables_of_a_small_network():
     parts = reproduce_occamy.collect(["toy"], ["counts", "memory", "ahead"], runs=1, torch=False)
     counts, rows = reproduce_occamy.counts_table(parts["counts"]), parts["memory"]
     assert "| toy | - | 19 / 46 / 19 | " in counts

@@ -133,15 +133,6 @@ def test_the_pool_is_one_allocation_of_weights_and_tensors():
 
 
 @pytest.mark.long
-def test_weights_that_come_earlier_take_more():
-    pools = [
-        pimflow.plan_memory("toy", system(weights="streamed", copy_ahead=ahead)).plan.pool_bytes
-        for ahead in (0, 2, 100)
-    ]
-    assert pools == sorted(pools) and pools[0] < pools[-1]
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_nothing_is_left_to_stream(ahead):
     """No kernel reads a constant, and the pass finds nothing more; nor where there are no weights."""

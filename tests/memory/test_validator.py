@@ -51,18 +51,6 @@ def test_a_moved_buffer_is_seen(lifetimes, data):
     assert not accepts(lifetimes, plan.offsets_bytes, plan.pool_bytes - 1)
 
 
-@settings(max_examples=examples(200))
-@given(tables(), st.data())
-def test_a_lifetime_that_grew_is_seen(lifetimes, data):
-    assume(not collide(lifetimes))
-    plan = memory.plan(lifetimes)
-    index = data.draw(st.integers(0, len(lifetimes) - 1))
-    grown = list(lifetimes)
-    grown[index] = replace(grown[index], begin=0, end=8)
-    expected = is_legal(grown, plan.offsets_bytes, plan.pool_bytes)
-    assert accepts(grown, plan.offsets_bytes, plan.pool_bytes) == expected
-
-
 def life(name, **fields):
     return Lifetime(**{"name": name, "begin": 0, "end": 2, "size_bytes": 4, **fields})
 

@@ -35,8 +35,8 @@ def costs(monkeypatch):
 
 def test_of_lengths(costs):
     attention = replace(STEP, keys=4096, batch=3)
-    (caches,) = crossovers.LengthCosts(costs).attention_costs([(attention, 0)])
-    for product, ours in ((KEYS, caches.keys[0]), (VALUES, caches.values[0])):
+    caches = crossovers.LengthCosts(costs).attention_costs(attention)
+    for product, ours in ((KEYS, caches[KEYS][0]), (VALUES, caches[VALUES][0])):
         its = CacheWork.from_attention(costs.pim_target, attention, product).cost(ours.schedule)
         assert ours.product.time_ns == pytest.approx(its.product.time_ns, rel=0.04)
         assert ours.product.commands["COMP"] == pytest.approx(its.product.commands["COMP"], rel=0.02)
@@ -45,12 +45,9 @@ def test_of_lengths(costs):
 
 
 def test_short_ones_are_timed(costs):
-    (caches,), (exact,) = (
-        crossovers.LengthCosts(costs).attention_costs([(STEP, 0)]),
-        costs.attention_costs([(STEP, 0)]),
-    )
-    assert all(cost in exact.keys for cost in caches.keys)
-    assert all(cost in exact.values for cost in caches.values)
+    exact = costs.attention_costs(STEP)
+    for product, caches in crossovers.LengthCosts(costs).attention_costs(STEP).items():
+        assert all(cost in exact[product] for cost in caches)
 
 
 def test_a_crossing(costs):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibration.latency_bound import row_limited_ns
 from papers import attention_comparison as compare
 from papers.attention_comparison import fastest_product, time_product
 
@@ -12,7 +13,6 @@ from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES
-from pimflow.simulators.pim.bound import row_limited_ns
 from pimflow.simulators.profiler import BuiltIn
 
 pytestmark = pytest.mark.long

@@ -1,22 +1,15 @@
 """Do the variants of a decomposed network take what is said of them, and compute the same?"""
 
-import importlib
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import reproduce_temco as script
 from onnx import helper, numpy_helper
 from onnx_models import onnx_model
-from papers.temco_variants import (
-    VARIANTS,
-    decomposition_variants,
-    memory_over_time,
-    two_layers,
-)
+from papers.temco_variants import VARIANTS, decomposition_variants, memory_over_time, two_layers
 from skip_networks import hourglass
 
 from pimflow.core.output_error import OUTPUT_BOUND
@@ -96,14 +89,7 @@ def test_skip_connections_wait(forms):
     assert not any(memory_over_time(plain_chain.networks["decomposed"]).skip_bytes)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
-    yield importlib.import_module("reproduce_temco")
-    sys.modules.pop("reproduce_temco")
-
-
-def test_times_are_means_over_the_networks_of_stored_rows(script, tmp_path):
+def test_times_are_means_over_the_networks_of_stored_rows(tmp_path):
     """Two files of a network each; one network twice as fast with the passes, the other half as fast."""
 
     def run(latency_ns: float, peak_bytes: int | None, error: float) -> dict[str, object]:
@@ -122,7 +108,7 @@ def test_times_are_means_over_the_networks_of_stored_rows(script, tmp_path):
     assert "NOT within the bound" in script.times_table(rows)
 
 
-def test_tables(forms, script, monkeypatch):
+def test_tables(forms, monkeypatch):
     monkeypatch.setattr(script, "variants", lambda *_: forms)
     rows = script.pools(["unet"], [4], "tucker:0.1", lambda _: None)
     text = script.pools_table(rows)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from calibration.latency_bound import row_limited_ns
 from hypothesis import given
 from hypothesis import strategies as st
 from papers import product_crossovers as crossovers
@@ -13,7 +14,6 @@ from pimflow.core.region import ELEMENT_BYTES, convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Profiling
 from pimflow.simulators.gpu.model import kernel_cost
-from pimflow.simulators.pim.bound import row_limited_ns
 
 pytestmark = pytest.mark.long
 

@@ -1,14 +1,13 @@
 """Does the comparison with the paper compare what it says, and does its page show what was found?"""
 
-import importlib
 import json
 import math
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import reproduce_pimflow as script
 from papers import pimflow_tables
 from papers.pimflow_ablation import TERMS, gains, gpu_side, terms
 from papers.pimflow_commands import command_bounds, small_tile_orders
@@ -37,8 +36,6 @@ from pimflow.placement.solvers.evaluate import evaluate
 
 pytestmark = pytest.mark.long
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
 
 @pytest.fixture(scope="module")
 def searches():
@@ -48,14 +45,6 @@ def searches():
 @pytest.fixture(scope="module")
 def rows(searches):
     return compare(searches, ["toy"])
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield importlib.import_module("reproduce_pimflow")
-    for name in ("reproduce_pimflow", "update_readme"):
-        sys.modules.pop(name, None)
 
 
 def test_what_may_do_more_is_no_slower(rows):
@@ -126,7 +115,7 @@ def test_what_is_no_accounting_is_refused(accounting):
 
 
 def test_the_ablation_begins_and_ends_with_the_comparison(searches, rows):
-    term_rows = terms(searches, "toy")
+    term_rows = terms(searches, ["toy"])
     assert [row["term"] for row in term_rows] == ["paper", *TERMS]
     for which, (accounting, timing) in ((0, CONVENTIONS[0]), (-1, CONVENTIONS[-1])):
         (row,) = select(rows, accounting=accounting, timing=timing, configuration=PIMFLOW.name)
@@ -175,14 +164,14 @@ def test_prices_change_energy_alone(searches, rows):
         assert frugal["energy_pj"] <= min(ours["energy_pj"], same["energy_pj"]) * (1 + 1e-9)
 
 
-def test_the_page_has_a_place_for_every_table(script, searches, rows):
+def test_the_page_has_a_place_for_every_table(searches, rows):
     figures = {
         "comparison": rows,
         "energies": energies(searches, ["toy"]),
         "shares": shares(searches, ["toy"]),
     }
     figures["command bounds"] = command_bounds(searches, ["toy"])
-    figures |= {"terms": terms(searches, "toy"), "gains": gains(searches, "toy")}
+    figures |= {"terms": terms(searches, ["toy"]), "gains": gains(searches, "toy")}
     figures |= {
         "GPU side": gpu_side(searches, "toy", 2e5, 20),
         "sizes": select(rows, configuration="PIMFlow"),
@@ -224,7 +213,7 @@ def test_means_are_those_of_the_networks(rows):
     )
 
 
-def test_the_script_prints_and_draws(script, tmp_path, monkeypatch, capsys):
+def test_the_script_prints_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIMFLOW_CACHE", str(tmp_path / "cache.sqlite"))
     run = ["reproduce_pimflow.py", "toy", "--quiet", "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", [*run, "--parts", "shares", "--json"])

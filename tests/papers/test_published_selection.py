@@ -1,6 +1,5 @@
 """Is TASO's evaluation right on networks small enough to try every choice, and does its page show it?"""
 
-import importlib
 import itertools
 import json
 import re
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import reproduce_taso as script
 from papers import taso_selection, taso_tables
 from papers.taso_selection import LIBRARIES, claims, restrict_library, study_network
 from selections import min_time_ns
@@ -225,15 +225,7 @@ def test_pictures_have_every_front(found):
     assert [len(row["hconcat"]) for row in first["vconcat"]] == [4, 4]
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    yield importlib.import_module("reproduce_taso")
-    for name in ("reproduce_taso", "update_readme"):
-        sys.modules.pop(name, None)
-
-
-def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch, tmp_path):
+def test_the_script_writes_the_page_and_its_pictures(capsys, monkeypatch, tmp_path):
     pytest.importorskip("vl_convert")
     synthetic_profile().write(tmp_path / "toy.json")
     page = tmp_path / "results.md"
@@ -257,7 +249,7 @@ def test_the_script_writes_the_page_and_its_pictures(script, capsys, monkeypatch
     assert Profile.read(tmp_path / "again.json").times_ns == synthetic_profile().times_ns
 
 
-def test_wrong_uses_of_the_script(script, capsys, monkeypatch, tmp_path):
+def test_wrong_uses_of_the_script(capsys, monkeypatch, tmp_path):
     run = ["reproduce_taso.py", "--quiet", "--cache", "none"]
     for options, code, said in (
         (["--page", "toy"], 2, "leave out MODEL"),

@@ -1,7 +1,5 @@
 """Networks of convolutions by numpy, in one order of sums, so that equal sums are equal bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from tvm import relax

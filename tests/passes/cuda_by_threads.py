@@ -1,7 +1,5 @@
 """Blocks of a CUDA kernel run on the CPU, a thread a thread: its code, its barriers, its half precision."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

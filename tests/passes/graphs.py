@@ -1,7 +1,5 @@
 """Running Relax modules on LLVM, and ONNX models of a few nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import tvm
@@ -21,8 +19,9 @@ PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
 
 
 def as_module(function) -> tvm.IRModule:
-    """Decorator of a function in TVMScript: the module whose ``main`` it is."""
-    return tvm.IRModule({"main": R.function(function).with_attr("global_symbol", "main")})
+    """Decorator of a function in TVMScript: the module whose ``main`` it is, as one dataflow block."""
+    main = R.function(function).with_attr("global_symbol", "main")
+    return relax.transform.ConvertToDataflow(1)(tvm.IRModule({"main": main}))
 
 
 as_module.dispatch_token = "relax"  # the language, for TVM's parser
@@ -36,6 +35,14 @@ def main_module(params: list[relax.Var], result) -> tvm.IRModule:
             output = builder.emit_output(result(builder))
         builder.emit_func_output(output)
     return builder.get()
+
+
+def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
+    """`mod` whose functions for PIM are plain Relax."""
+    functions = dict(mod.functions_items())
+    return tvm.IRModule(
+        {gv: f.without_attr("Codegen") if "Codegen" in (f.attrs or {}) else f for gv, f in functions.items()}
+    )
 
 
 def inputs(mod: tvm.IRModule, seed: int = 0) -> list[np.ndarray]:

@@ -1,7 +1,5 @@
 """Networks of one kernel or two, of every kind that there is."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from graphs import as_module, main_module
@@ -9,11 +7,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import relax as R
 
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    main_bindings,
-    shape,
-)
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, shape
 
 RNG = np.random.default_rng(0)
 
@@ -136,12 +130,10 @@ OPERATORS = {
 # Later, its kernel would store it.
 @as_module
 def EarlyReader(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        sum = R.add(x, x)
-        early = R.negative(sum)
-        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-        y = R.add(conv, early)
-        R.output(y)
+    sum = R.add(x, x)
+    early = R.negative(sum)
+    conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+    y = R.add(conv, early)
     return y
 
 

@@ -1,17 +1,11 @@
 """Decomposed networks with skip connections, concatenations and sums, small enough for numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from hypothesis import strategies as st
 from tvm import relax
 
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-    LAYER_ROLES,
-    rebuild,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES, LAYER_ROLES, rebuild
 
 ACTIVATIONS = {"relu": relax.op.nn.relu, "sigmoid": relax.op.sigmoid}
 

@@ -20,30 +20,26 @@ BIAS = np.arange(4, dtype=np.float32)
 
 @as_module
 def CanonicalBefore(x: R.Tensor((1, 3, 6, 5), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
-        bias = R.reshape(R.const(BIAS), (1, 4, 1, 1))
-        sum = R.add(conv, bias)
-        y = R.nn.relu(sum)
-        R.output(y)
+    conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
+    bias = R.reshape(R.const(BIAS), (1, 4, 1, 1))
+    sum = R.add(conv, bias)
+    y = R.nn.relu(sum)
     return y
 
 
 @as_module
 def CanonicalExpected(x: R.Tensor((1, 3, 6, 5), "float32")):
-    with R.dataflow():
-        nhwc = R.permute_dims(x, axes=[0, 2, 3, 1])
-        conv = R.nn.conv2d(
-            nhwc,
-            R.const(np.ascontiguousarray(FILTERS.transpose(0, 2, 3, 1))),
-            padding=1,
-            data_layout="NHWC",
-            kernel_layout="OHWI",
-        )
-        sum = R.add(conv, R.const(BIAS.reshape(1, 1, 1, 4)))
-        z = R.nn.relu(sum)
-        y = R.permute_dims(z, axes=[0, 3, 1, 2])
-        R.output(y)
+    nhwc = R.permute_dims(x, axes=[0, 2, 3, 1])
+    conv = R.nn.conv2d(
+        nhwc,
+        R.const(np.ascontiguousarray(FILTERS.transpose(0, 2, 3, 1))),
+        padding=1,
+        data_layout="NHWC",
+        kernel_layout="OHWI",
+    )
+    sum = R.add(conv, R.const(BIAS.reshape(1, 1, 1, 4)))
+    z = R.nn.relu(sum)
+    y = R.permute_dims(z, axes=[0, 3, 1, 2])
     return y
 
 
@@ -57,10 +53,8 @@ def test_rewrite():
 
 @as_module
 def NoLayers(x: R.Tensor((2, 3), "float32"), y: R.Tensor((3, 2), "float32")):
-    with R.dataflow():
-        a = R.nn.softmax(x, axis=1)
-        b = R.matmul(a, y)
-        R.output(b)
+    a = R.nn.softmax(x, axis=1)
+    b = R.matmul(a, y)
     return b
 
 

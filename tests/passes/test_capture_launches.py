@@ -5,8 +5,6 @@ right values if each operand of a run has the same address in every inference, a
 runs: that is seen here, on the CPU, by functions in place of TVM's for CUDA.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

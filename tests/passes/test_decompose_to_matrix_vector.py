@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, close, conv2d_nhwc, names, operators
+from graphs import as_module, close, conv2d_nhwc, main_module, names, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -19,25 +19,21 @@ POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
 
 @as_module
 def MatrixVectorBefore(x: R.Tensor((2, 6, 5, 3), "float32")):
-    with R.dataflow():
-        tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
-        point = conv2d_nhwc(tall, POINTWISE)
-        y = R.nn.relu(point)
-        R.output(y)
+    tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
+    point = conv2d_nhwc(tall, POINTWISE)
+    y = R.nn.relu(point)
     return y
 
 
 @as_module
 def MatrixVectorExpected(x: R.Tensor((2, 6, 5, 3), "float32")):
-    with R.dataflow():
-        pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
-        upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
-        lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
-        windows = R.concat((upper, lower), axis=3)
-        tall = R.matmul(windows, R.const(MATRIX))
-        point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
-        y = R.nn.relu(point)
-        R.output(y)
+    pad = R.nn.pad(x, [0, 0, 1, 2, 0, 1, 0, 0])
+    upper = R.strided_slice(pad, [1, 2], [0, 0], [5, 6], [2, 1], assume_inbound=True)
+    lower = R.strided_slice(pad, [1, 2], [3, 0], [8, 6], [2, 1], assume_inbound=True)
+    windows = R.concat((upper, lower), axis=3)
+    tall = R.matmul(windows, R.const(MATRIX))
+    point = R.matmul(tall, R.const(np.ascontiguousarray(POINTWISE.reshape(5, 4).T)))
+    y = R.nn.relu(point)
     return y
 
 
@@ -62,11 +58,9 @@ def test_only_the_layers_named():
 # Depthwise, in another layout, and with a filter that is no constant.
 @as_module
 def NotDense(x: R.Tensor((1, 6, 5, 3), "float32"), w: R.Tensor((3, 2, 1, 3), "float32")):
-    with R.dataflow():
-        a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
-        b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-        c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
-        R.output(c)
+    a = conv2d_nhwc(x, FILTERS[:3, ..., :1], groups=3)
+    b = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+    c = R.nn.conv2d(b, R.const(FILTERS.reshape(6, 4, 1, 1)), data_layout="NCHW")
     return c
 
 
@@ -84,21 +78,13 @@ def test_any_dense_convolution(data):
     height, width = ((k - 1) * d + 1 + data.draw(st.integers(0, 4)) for k, d in zip(kernel, dilation))
     weights = np.random.default_rng(2).standard_normal((oc, *kernel, c)).astype(np.float32)
     x = relax.Var("x", relax.TensorType((data.draw(st.integers(1, 2)), height, width, c), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            conv = relax.op.nn.conv2d(
-                x,
-                relax.const(weights),
-                strides=data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
-                padding=data.draw(st.tuples(*[st.integers(0, 3)] * 4)),
-                dilation=dilation,
-                data_layout="NHWC",
-                kernel_layout="OHWI",
-            )
-            out = builder.emit_output(builder.emit(conv, name_hint="conv"))
-        builder.emit_func_output(out)
-    before = builder.get()
+    attributes = {
+        "strides": data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        "padding": data.draw(st.tuples(*[st.integers(0, 3)] * 4)),
+        "dilation": dilation,
+    }
+    conv = conv2d_nhwc(x, weights, **attributes)
+    before = main_module([x], lambda builder: builder.emit(conv, name_hint="conv"))
     after = DecomposeToMatrixVector()(before)
     assert "nn.conv2d" not in operators(after)
     close(before, after)
@@ -107,13 +93,5 @@ def test_any_dense_convolution(data):
 @pytest.mark.parametrize("stride", [(1, 1), (2, 1)])
 def test_a_point_needs_no_windows(stride):
     x = relax.Var("x", relax.TensorType((1, 4, 4, 4), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            conv = relax.op.nn.conv2d(
-                x, relax.const(POINTWISE), strides=stride, data_layout="NHWC", kernel_layout="OHWI"
-            )
-            out = builder.emit_output(conv)
-        builder.emit_func_output(out)
-    after = DecomposeToMatrixVector()(builder.get())
+    after = DecomposeToMatrixVector()(main_module([x], lambda _: conv2d_nhwc(x, POINTWISE, strides=stride)))
     assert operators(after) == (["matmul"] if stride == (1, 1) else ["strided_slice", "matmul"])

@@ -38,13 +38,9 @@ def module(expression) -> tvm.IRModule:
     with builder.function("probe", [x]):
         builder.emit_func_output(builder.emit(expression(relax.const(A), relax.const(B))))
     x = relax.Var("x", builder.get()["probe"].ret_ty)
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            value = builder.emit(expression(relax.const(A), relax.const(B)))
-            output = builder.emit_output(relax.op.add(x, value))
-        builder.emit_func_output(output)
-    return builder.get()
+    return main_module(
+        [x], lambda builder: relax.op.add(x, builder.emit(expression(relax.const(A), relax.const(B))))
+    )
 
 
 @pytest.mark.long
@@ -66,12 +62,8 @@ def test_what_depends_on_an_input_stays():
 
 
 def module_with_input(expression) -> tvm.IRModule:
-    x, builder = relax.Var("x", relax.TensorType((2, 3), "float32")), relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(expression(builder, x))
-        builder.emit_func_output(output)
-    return builder.get()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    return main_module([x], lambda builder: expression(builder, x))
 
 
 @pytest.mark.long

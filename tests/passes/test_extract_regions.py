@@ -13,9 +13,7 @@ from tvm.script import relax as R
 from pimflow.core.region import ConvGeometry, RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
-from pimflow.relay_passes.flat import (
-    LAYER_NAMES,
-)
+from pimflow.relay_passes.flat import LAYER_NAMES
 from pimflow.relay_passes.regions.extract_regions import extract_regions, filters
 
 
@@ -207,10 +205,8 @@ def test_several_results():
 
 @as_module
 def SplitHalves(x: R.Tensor((4, 4), "float32")):
-    with R.dataflow():
-        halves = R.split(x, 2, axis=0)
-        y = halves[0]
-        R.output(y)
+    halves = R.split(x, 2, axis=0)
+    y = halves[0]
     return y
 
 
@@ -221,9 +217,7 @@ def test_an_operator_with_several_results_is_refused():
 
 @as_module
 def Dynamic(x: R.Tensor(("n", 4), "float32")):
-    with R.dataflow():
-        y = R.nn.softmax(x)
-        R.output(y)
+    y = R.nn.softmax(x)
     return y
 
 
@@ -234,9 +228,7 @@ def test_a_dynamic_shape_is_refused():
 
 @as_module
 def Nchw(x: R.Tensor((1, 4, 3, 3), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, R.const(np.ones((2, 4, 1, 1), np.float32)))
-        R.output(conv)
+    conv = R.nn.conv2d(x, R.const(np.ones((2, 4, 1, 1), np.float32)))
     return conv
 
 

@@ -20,23 +20,19 @@ BIAS = np.array([1, -2], np.float32)
 
 @as_module
 def FlatProductBefore(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
-    with R.dataflow():
-        product = R.matmul(x, R.const(MATRIX))
-        sum = R.add(product, R.const(BIAS.reshape(1, 1, 2)))
-        turned = R.permute_dims(sum, axes=[0, 2, 1])
-        R.output(turned)
+    product = R.matmul(x, R.const(MATRIX))
+    sum = R.add(product, R.const(BIAS.reshape(1, 1, 2)))
+    turned = R.permute_dims(sum, axes=[0, 2, 1])
     return turned
 
 
 @as_module
 def FlatProductExpected(x: R.Tensor((2, 4, 3), "float32")) -> R.Tensor((2, 2, 4), "float32"):
-    with R.dataflow():
-        x_rows = R.reshape(x, R.shape([8, 3]))
-        product = R.matmul(x_rows, R.const(MATRIX))
-        sum = R.add(product, R.const(BIAS))
-        sum_whole = R.reshape(sum, R.shape([2, 4, 2]))
-        turned = R.permute_dims(sum_whole, axes=[0, 2, 1])
-        R.output(turned)
+    x_rows = R.reshape(x, R.shape([8, 3]))
+    product = R.matmul(x_rows, R.const(MATRIX))
+    sum = R.add(product, R.const(BIAS))
+    sum_whole = R.reshape(sum, R.shape([2, 4, 2]))
+    turned = R.permute_dims(sum_whole, axes=[0, 2, 1])
     return turned
 
 

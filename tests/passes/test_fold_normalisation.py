@@ -16,38 +16,32 @@ SCALE, SHIFT, MEAN, VARIANCE = RNG.uniform(0.5, 1.5, (4, 4)).astype(np.float32)
 
 @as_module
 def FoldedNorm(x: R.Tensor((1, 3, 6, 5), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
-        parts = R.nn.batch_norm(
-            conv, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
-        )
-        norm = parts[0]
-        y = R.nn.relu(norm)
-        R.output(y)
+    conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
+    parts = R.nn.batch_norm(
+        conv, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
+    )
+    norm = parts[0]
+    y = R.nn.relu(norm)
     return y
 
 
 @as_module
 def SharedNorm(x: R.Tensor((1, 3, 6, 5), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
-        parts = R.nn.batch_norm(
-            conv, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
-        )
-        norm = parts[0]
-        y = R.add(norm, conv)
-        R.output(y)
+    conv = R.nn.conv2d(x, R.const(FILTERS), padding=1)
+    parts = R.nn.batch_norm(
+        conv, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
+    )
+    norm = parts[0]
+    y = R.add(norm, conv)
     return y
 
 
 @as_module
 def InputNorm(x: R.Tensor((1, 4, 6, 5), "float32")):
-    with R.dataflow():
-        parts = R.nn.batch_norm(
-            x, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
-        )
-        y = parts[0]
-        R.output(y)
+    parts = R.nn.batch_norm(
+        x, R.const(SCALE), R.const(SHIFT), R.const(MEAN), R.const(VARIANCE), axis=1, training=False
+    )
+    y = parts[0]
     return y
 
 

@@ -3,8 +3,6 @@
 ONNX Runtime runs both models: the file's, and the one whose operators are replaced.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

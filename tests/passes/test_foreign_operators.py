@@ -1,7 +1,5 @@
 """Do operators of other domains give what ONNX Runtime gives?"""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -18,12 +18,10 @@ BIAS = np.arange(2, dtype=np.float32)
 # A choice, a comparison and an index take a tensor, if of rank 0, where arithmetic takes a number.
 @as_module
 def Scalars(x: R.Tensor((2, 3), "float32")):
-    with R.dataflow():
-        positive = R.greater(x, R.const(0.0))
-        chosen = R.where(positive, x, R.const(-1.0))
-        row = R.take(chosen, R.const(1, "int64"), axis=0)
-        y = R.multiply(row, R.const(2.0))
-        R.output(y)
+    positive = R.greater(x, R.const(0.0))
+    chosen = R.where(positive, x, R.const(-1.0))
+    row = R.take(chosen, R.const(1, "int64"), axis=0)
+    y = R.multiply(row, R.const(2.0))
     return y
 
 
@@ -36,12 +34,10 @@ def test_scalars_of_any_operator():
 
 @as_module
 def LayerWithEpilogue(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        sum = R.add(conv, R.const(BIAS))
-        scaled = R.multiply(sum, R.const(2.0))
-        y = R.nn.relu(scaled)
-        R.output(y)
+    conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    sum = R.add(conv, R.const(BIAS))
+    scaled = R.multiply(sum, R.const(2.0))
+    y = R.nn.relu(scaled)
     return y
 
 
@@ -78,12 +74,10 @@ def GroupedResidual(
     y: R.Tensor((1, 4, 4, 2), "float32"),
     w: R.Tensor((2, 1, 1, 2), "float32"),
 ):
-    with R.dataflow():
-        sum = R.add(x, y)
-        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-        pool = R.nn.max_pool2d(conv, layout="NHWC")
-        next = R.add(pool, sum)
-        R.output(next)
+    sum = R.add(x, y)
+    conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+    pool = R.nn.max_pool2d(conv, layout="NHWC")
+    next = R.add(pool, sum)
     return next
 
 
@@ -145,9 +139,7 @@ def test_rewrite(before, expected):
 
 @as_module
 def Opaque(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-        R.output(pim)
+    pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
     return pim
 
 

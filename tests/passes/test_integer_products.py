@@ -1,7 +1,5 @@
 """Are products of 8-bit tensors exact, on PIM that multiplies integers and on the GPU beside other PIM?"""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from graphs import as_module, main_module, outputs
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes import keep_nan
@@ -12,17 +11,13 @@ from pimflow.relay_passes import keep_nan
 
 @as_module
 def NanFloats(x: R.Tensor((8,), "float32")):
-    with R.dataflow():
-        y = R.sign(x)
-        R.output(y)
+    y = R.sign(x)
     return y
 
 
 @as_module
 def NanIntegers(x: R.Tensor((8,), "int32")):
-    with R.dataflow():
-        y = R.sign(x)
-        R.output(y)
+    y = R.sign(x)
     return y
 
 
@@ -37,17 +32,13 @@ def test_signs(mod):
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, -2.0])
 def test_slopes(slope):
-    @I.ir_module
-    class Leaky:
-        @R.function
-        def main(x: R.Tensor((6,), "float32")):
-            with R.dataflow():
-                y = R.nn.leakyrelu(x, slope)
-                R.output(y)
-            return y
+    @as_module
+    def leaky(x: R.Tensor((6,), "float32")):
+        y = R.nn.leakyrelu(x, slope)
+        return y
 
     x = np.array([np.nan, np.inf, -np.inf, 0, 3, -3], np.float32)
-    (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(Leaky), [x])
+    (y,) = outputs(relax.transform.LegalizeOps(keep_nan.LEGAL)(leaky), [x])
     negative = x * np.float32(slope) if slope else np.zeros_like(x)
     np.testing.assert_array_equal(y, np.where(x > 0, x, np.where(np.isnan(x), x, negative)))
 

@@ -1,18 +1,17 @@
 """Does the check of GPU kernels find races, bad bounds, divergent barriers and wrong values?"""
 
-from __future__ import annotations
-
 import kernel_cases
 import numpy as np
 import pytest
 from kernel_mutations import FAULTS, mutant
+from tvm import te, tirx
 from tvm.script import tirx as T
 
 import pimflow
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler.kernel_checks import kernels
-from pimflow.compiler.kernel_checks.check import check_kernel
+from pimflow.compiler.kernel_checks.check import check_kernel, check_kernels
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.lanes import KernelExecution
@@ -150,8 +149,52 @@ def test_what_two_launches_write_is_written_by_both():
     arrays = {x: np.ones(64, np.float32), y: np.zeros(64, np.float32)}
     execution = KernelExecution(halves, arrays, lambda launch, _: np.arange(launch.blocks), lambda *_: None)
     execution.run()
-    first, second = (log.written() for log in execution.logs[y])
-    assert (first != second).all() and (arrays[y] == 1).all()
+    assert execution.written[y].all() and (arrays[y] == 1).all()
+
+
+def chain(dtype):
+    """Two launches of many blocks: the second reads the negatives that the first wrote."""
+
+    @T.prim_func(private=True)
+    def negate_twice(x: T.Buffer((6400,), dtype), y: T.Buffer((6400,), dtype)):
+        workspace = T.alloc_buffer((6400,), dtype, scope="global")
+        with T.launch_thread("blockIdx.x", 100) as block:
+            t = T.launch_thread("threadIdx.x", 64)
+            workspace[block * 64 + t] = T.Cast(dtype, 0) - x[block * 64 + t]
+        with T.launch_thread("blockIdx.x", 100) as block:
+            t = T.launch_thread("threadIdx.x", 64)
+            y[block * 64 + t] = T.Cast(dtype, 0) - workspace[6399 - block * 64 - t]
+
+    x = te.placeholder((6400,), dtype, "x")
+    plain = te.create_prim_func([x, te.compute((6400,), lambda i: x[6399 - i])])
+    return ScheduledKernel(name="negate_twice", plain=plain, lowered=negate_twice)
+
+
+@pytest.mark.parametrize(("dtype", "compared"), [("float32", True), ("int32", False)])
+def test_integers_that_no_block_wrote_are_not_compared(dtype, compared):
+    """Floats are NaN there."""
+    part, whole = check_kernel(chain(dtype), work=1), check_kernel(chain(dtype))
+    assert part.holds and part.blocks < part.all_blocks and bool(part.compared) == compared
+    assert part.unknown == (() if compared else ("y",)) and ("not compared" in part.verdict) != compared
+    assert whole.holds and whole.compared == 6400 and not whole.unknown and whole.verdict == "holds"
+
+
+def test_complements_of_integers_are_computed():
+    @T.prim_func(private=True)
+    def complement(x: T.Buffer((64,), "int32"), y: T.Buffer((64,), "int32")):
+        block = T.launch_thread("blockIdx.x", 1)
+        t = T.launch_thread("threadIdx.x", 64)
+        y[t + block] = ~x[t]
+
+    x, y = np.arange(-32, 32, dtype=np.int32), np.zeros(64, np.int32)
+    assert faults(complement, x=x, y=y) == set() and (y == ~x).all()
+
+
+def test_a_kernel_of_any_extent_is_not_checked():
+    x = te.placeholder((tirx.Var("n", "int64"),), "float32", "x")
+    func = te.create_prim_func([x, te.compute(x.shape, lambda i: x[i])])
+    (check,) = check_kernels([ScheduledKernel(name="copy", plain=func, lowered=func)])
+    assert not check.holds and check.verdict == "no meaning for the shape of x, which is no constant"
 
 
 @pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])

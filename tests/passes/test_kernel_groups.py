@@ -32,13 +32,11 @@ def result_names(mod: tvm.IRModule) -> list[str]:
 # As exporters write it, and a norm: elementwise all, so one kernel with the layer.
 @as_module
 def Gelu(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        error = R.erf(R.divide(conv, R.const(1.41421354)))
-        half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
-        power = R.power(half, R.const(2.0))
-        y = R.sqrt(power)
-        R.output(y)
+    conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    error = R.erf(R.divide(conv, R.const(1.41421354)))
+    half = R.multiply(R.add(error, R.const(1.0)), R.const(0.5))
+    power = R.power(half, R.const(2.0))
+    y = R.sqrt(power)
     return y
 
 
@@ -50,27 +48,23 @@ def test_elementwise_operators_join_their_layer():
 # A map that is scaled by what a layer makes of its mean: the layer that reads it scales it.
 @as_module
 def Squeezed(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        map = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        mean = R.mean(map, axis=[1, 2], keepdims=True)
-        excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
-        scale = R.sigmoid(excited)
-        scaled = R.multiply(map, scale)
-        project = R.nn.conv2d(scaled, w, data_layout="NHWC", kernel_layout="OHWI")
-        y = R.add(project, x)
-        R.output(y)
+    map = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    mean = R.mean(map, axis=[1, 2], keepdims=True)
+    excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+    scale = R.sigmoid(excited)
+    scaled = R.multiply(map, scale)
+    project = R.nn.conv2d(scaled, w, data_layout="NHWC", kernel_layout="OHWI")
+    y = R.add(project, x)
     return y
 
 
 # The same without a layer behind: a kernel of its own.
 @as_module
 def SqueezedLast(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        mean = R.mean(x, axis=[1, 2], keepdims=True)
-        excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
-        scale = R.sigmoid(excited)
-        y = R.multiply(x, scale)
-        R.output(y)
+    mean = R.mean(x, axis=[1, 2], keepdims=True)
+    excited = R.nn.conv2d(mean, w, data_layout="NHWC", kernel_layout="OHWI")
+    scale = R.sigmoid(excited)
+    y = R.multiply(x, scale)
     return y
 
 
@@ -85,53 +79,45 @@ def test_what_scales_a_map_joins_no_layer_of_one_pixel():
 # What a PIM region leaves pending: bias and activation go into the kernel that reads them.
 @as_module
 def AfterOpaque(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-        sum = R.add(pim, R.const(BIAS))
-        active = R.nn.relu(sum)
-        conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
-        y = R.nn.relu(conv)
-        R.output(y)
+    pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+    sum = R.add(pim, R.const(BIAS))
+    active = R.nn.relu(sum)
+    conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
+    y = R.nn.relu(conv)
     return y
 
 
 # Two convolutions read the activation: it stays with the one that made it.
 @as_module
 def TwoReaders(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        stem = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        a = R.nn.relu(stem)
-        left = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-        right = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
-        y = R.add(left, right)
-        R.output(y)
+    stem = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    a = R.nn.relu(stem)
+    left = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+    right = R.nn.conv2d(a, w, data_layout="NHWC", kernel_layout="OHWI")
+    y = R.add(left, right)
     return y
 
 
 # The convolution's result is read twice: nothing joins its kernel.
 @as_module
 def TwoActivations(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        a = R.nn.relu(conv)
-        b = R.negative(conv)
-        y = R.add(a, b)
-        R.output(y)
+    conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    a = R.nn.relu(conv)
+    b = R.negative(conv)
+    y = R.add(a, b)
     return y
 
 
 # As rotary positions turn halves of a vector: slices, their concatenation, and sums, one kernel.
 @as_module
 def Rotated(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
-    with R.dataflow():
-        kept = R.multiply(x, a)
-        first = R.strided_slice(x, axes=[3], begin=[0], end=[4])
-        second = R.strided_slice(x, axes=[3], begin=[4], end=[8])
-        minus = R.negative(second)
-        other = R.concat((minus, first), axis=3)
-        crossed = R.multiply(other, a)
-        sum = R.add(kept, crossed)
-        R.output(sum)
+    kept = R.multiply(x, a)
+    first = R.strided_slice(x, axes=[3], begin=[0], end=[4])
+    second = R.strided_slice(x, axes=[3], begin=[4], end=[8])
+    minus = R.negative(second)
+    other = R.concat((minus, first), axis=3)
+    crossed = R.multiply(other, a)
+    sum = R.add(kept, crossed)
     return sum
 
 
@@ -140,86 +126,65 @@ def Rotated(x: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")):
 def Finished(
     x: R.Tensor((1, 3, 1, 8), "float32"), z: R.Tensor((1, 3, 1, 8), "float32"), a: R.Tensor((8,), "float32")
 ):
-    with R.dataflow():
-        half = R.strided_slice(z, axes=[3], begin=[4], end=[8])
-        pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 3, 1, 4), "float32"))
-        active = R.nn.relu(pim)
-        both = R.concat((active, half), axis=3)
-        y = R.multiply(both, a)
-        R.output(y)
+    half = R.strided_slice(z, axes=[3], begin=[4], end=[8])
+    pim = R.call_dps_packed("pim", (x,), out_ty=R.Tensor((1, 3, 1, 4), "float32"))
+    active = R.nn.relu(pim)
+    both = R.concat((active, half), axis=3)
+    y = R.multiply(both, a)
     return y
 
 
 # A layer that reads the tensor too may finish it, if PIM made it: its slices are no later kernel's.
 @as_module
 def ReadBefore(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        half = R.strided_slice(x, axes=[3], begin=[0], end=[1])
-        minus = R.negative(half)
-        other = R.strided_slice(x, axes=[3], begin=[1], end=[2])
-        conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        both = R.concat((minus, other), axis=3)
-        y = R.add(conv, both)
-        R.output(y)
+    half = R.strided_slice(x, axes=[3], begin=[0], end=[1])
+    minus = R.negative(half)
+    other = R.strided_slice(x, axes=[3], begin=[1], end=[2])
+    conv = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    both = R.concat((minus, other), axis=3)
+    y = R.add(conv, both)
     return y
 
 
 # The pool reads the sum that the convolution's kernel stores: that kernel cannot wait for the pool.
 @as_module
 def Detour(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        sum = R.add(x, x)
-        conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
-        pool = R.nn.max_pool2d(sum, layout="NHWC")
-        joined = R.add(conv, pool)
-        again = R.nn.max_pool2d(pool, layout="NHWC")
-        y = R.add(joined, again)
-        R.output(y)
+    sum = R.add(x, x)
+    conv = R.nn.conv2d(sum, w, data_layout="NHWC", kernel_layout="OHWI")
+    pool = R.nn.max_pool2d(sum, layout="NHWC")
+    joined = R.add(conv, pool)
+    again = R.nn.max_pool2d(pool, layout="NHWC")
+    y = R.add(joined, again)
     return y
 
 
 # A concatenation belongs to its only reader, if that has an anchor, not to what it joins.
 @as_module
 def GatherKernel(x: R.Tensor((1, 4, 4, 1), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        left = R.nn.max_pool2d(x, layout="NHWC")
-        right = R.nn.softmax(x)
-        both = R.concat((left, right), axis=3)
-        active = R.nn.relu(both)
-        conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
-        R.output(conv)
+    left = R.nn.max_pool2d(x, layout="NHWC")
+    right = R.nn.softmax(x)
+    both = R.concat((left, right), axis=3)
+    active = R.nn.relu(both)
+    conv = R.nn.conv2d(active, w, data_layout="NHWC", kernel_layout="OHWI")
     return conv
 
 
-@pytest.mark.parametrize(
-    ("mod", "expected", "stored"),
-    [
-        (AfterOpaque, [["pim"], ["sum", "active", "conv", "y"]], []),
-        (TwoReaders, [["stem", "a"], ["left"], ["right", "y"]], []),
-        (TwoActivations, [["conv"], ["a"], ["b", "y"]], []),
-        (Rotated, [["kept", "first", "second", "minus", "other", "crossed", "sum"]], []),
-        (Finished, [["pim"], ["active"], ["half", "both", "y"]], []),
-        (ReadBefore, [["half", "minus"], ["other"], ["conv"], ["both", "y"]], []),
-        (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
-        (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
-        (GatherKernel, [["left"], ["right"], ["both", "active", "conv"]], []),
-        (GroupedResidual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
-        (LayerWithEpilogue, [["conv", "sum", "scaled", "y"]], []),
-    ],
-    ids=[
-        "after-opaque",
-        "two-readers",
-        "two-activations",
-        "rotated",
-        "finished",
-        "read-before",
-        "early-reader",
-        "detour",
-        "gathered",
-        "residual",
-        "epilogue",
-    ],
-)
+GROUPS = {
+    "after-opaque": (AfterOpaque, [["pim"], ["sum", "active", "conv", "y"]], []),
+    "two-readers": (TwoReaders, [["stem", "a"], ["left"], ["right", "y"]], []),
+    "two-activations": (TwoActivations, [["conv"], ["a"], ["b", "y"]], []),
+    "rotated": (Rotated, [["kept", "first", "second", "minus", "other", "crossed", "sum"]], []),
+    "finished": (Finished, [["pim"], ["active"], ["half", "both", "y"]], []),
+    "read-before": (ReadBefore, [["half", "minus"], ["other"], ["conv"], ["both", "y"]], []),
+    "early-reader": (EarlyReader, [["sum"], ["early"], ["conv", "y"]], []),
+    "detour": (Detour, [["sum", "conv"], ["pool"], ["joined"], ["again", "y"]], ["sum"]),
+    "gathered": (GatherKernel, [["left"], ["right"], ["both", "active", "conv"]], []),
+    "residual": (GroupedResidual, [["sum", "conv"], ["pool", "next"]], ["sum"]),
+    "epilogue": (LayerWithEpilogue, [["conv", "sum", "scaled", "y"]], []),
+}
+
+
+@pytest.mark.parametrize(("mod", "expected", "stored"), GROUPS.values(), ids=GROUPS)
 def test_which_operators_share_a_kernel(mod, expected, stored):
     assert grouping(mod) == expected
     assert result_names(mod) == stored

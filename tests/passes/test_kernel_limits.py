@@ -1,7 +1,5 @@
 """Do kernels keep the limits of any GPU, and their values?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -98,6 +98,22 @@ def test_any_convolution_whose_result_is_flattened(size, channels, filters, part
     require(kernel_cases.flat_convolution_kernels(size, (channels, filters * parts), filters, dtype))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("QLinearConv of 17 groups", "residual and pool"),
+        *("elementwise of uint8", "reductions of int8", "reductions of int16"),
+    ],
+)
+def test_kernels_of_integer_networks(name):
+    """Grouped filters of int8, places of extremes and signs of uint8 ended in tracebacks.
+
+    Threads of a warp that reduced int16 together raced.
+    """
+    require(next(case for case in kernel_cases.cases() if case.name == name).make())
+
+
 def integer_convolution(channels, filters, size):
     node = helper.make_node("ConvInteger", ["x", "w", "z"], ["y"], "conv", pads=[1] * 4)
     values = np.random.default_rng(0).integers(-99, 99, (filters, channels, 3, 3))

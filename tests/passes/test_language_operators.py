@@ -1,7 +1,5 @@
 """Do operators of language models give what ONNX and ONNX Runtime say they give?"""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from skip_graphs import SkipGraph, networks
-from skip_networks import hourglass
 
 from pimflow import frontend
-from pimflow.commands.shared import prepare
-from pimflow.commands.shared.options import NetworkOptions
 from pimflow.decomposition import skips
 from pimflow.frontend import Network
 from pimflow.hardware import system
@@ -68,12 +65,3 @@ def chosen_without_bounds(network: Network, fuse: bool):
 def test_the_bound_changes_no_choice(mod, fuse):
     network = replace(TOY, module=mod)
     assert chosen(network, fuse) == chosen_without_bounds(network, fuse)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fuse", [False, True])
-def test_the_bound_changes_no_choice_in_a_network_from_onnx(fuse):
-    options = NetworkOptions(decompose="tucker:0.25")
-    network = prepare.load(hourglass(), options)
-    decomposed = prepare.decompose_layers(network, options, SYSTEM, prepare.PreparationRequest())
-    assert chosen(decomposed.network, fuse) == chosen_without_bounds(decomposed.network, fuse)

@@ -50,7 +50,7 @@ def test_bodies(operator):
         model, [(inputs, expected)] = constants_model(test.model, test.data_sets[0])
         model = zoo.load_model(model)
         weights = {tensor.name: tensor for tensor in model.graph.initializer}
-        foreign.expand(model, weights, BODIES, functools.partial(needs_body, scalars=set()))
+        foreign.expand(model, weights, BODIES, functools.partial(needs_body, scalars=set(), floats8=set()))
         kinds = {operation.op_type for operation in model.graph.node}
         assert operator in ("LSTM",) or operator not in kinds, test.name
         names = [value.name for value in model.graph.input]

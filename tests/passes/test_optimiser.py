@@ -1,7 +1,5 @@
 """Does ONNX Runtime's optimiser serve again after its process has ended?"""
 
-from __future__ import annotations
-
 import signal
 
 import onnx

@@ -10,28 +10,24 @@ from pimflow.relay_passes.regions.padded_inputs import input_copy_reasons
 
 @as_module
 def Inputs(x: R.Tensor((1, 8, 8, 4), "float32"), w: R.Tensor((4, 3, 3, 4), "float32")):
-    with R.dataflow():
-        given = R.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        second = R.nn.conv2d(given, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        first = R.nn.conv2d(given, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        inside = R.nn.conv2d(first, w, padding=[0, 1], data_layout="NHWC", kernel_layout="OHWI")
-        moved = R.permute_dims(second, axes=[0, 2, 1, 3])
-        after_move = R.nn.conv2d(moved, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        both = R.concat((first, after_move), axis=1)
-        part = R.nn.conv2d(first, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        whole = R.nn.conv2d(both, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        y = (inside, part, whole)
-        R.output(y)
+    given = R.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    second = R.nn.conv2d(given, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    first = R.nn.conv2d(given, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    inside = R.nn.conv2d(first, w, padding=[0, 1], data_layout="NHWC", kernel_layout="OHWI")
+    moved = R.permute_dims(second, axes=[0, 2, 1, 3])
+    after_move = R.nn.conv2d(moved, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    both = R.concat((first, after_move), axis=1)
+    part = R.nn.conv2d(first, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    whole = R.nn.conv2d(both, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+    y = (inside, part, whole)
     return y
 
 
 # A row takes 7 * 4 * 2 B in fp16.
 @as_module
 def Narrow(x: R.Tensor((1, 8, 7, 4), "float32"), w: R.Tensor((4, 3, 3, 4), "float32")):
-    with R.dataflow():
-        active = R.nn.relu(x)
-        conv = R.nn.conv2d(active, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
-        R.output(conv)
+    active = R.nn.relu(x)
+    conv = R.nn.conv2d(active, w, padding=1, data_layout="NHWC", kernel_layout="OHWI")
     return conv
 
 

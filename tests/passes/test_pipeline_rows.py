@@ -30,33 +30,29 @@ RUN = Pipeline(regions=("wide", "deep"), modes=(Mode.PIM, Mode.GPU), cuts=(2,))
 
 @as_module
 def PipelinedRowsBefore(x: R.Tensor((1, 4, 4, 8), "float32")):
-    with R.dataflow():
-        wide = conv2d_nhwc(x, WIDE)
-        biased = R.add(wide, R.const(BIAS))
-        deep = conv2d_nhwc(biased, DEEP, padding=1, groups=16)
-        y = R.nn.relu(deep)
-        R.output(y)
+    wide = conv2d_nhwc(x, WIDE)
+    biased = R.add(wide, R.const(BIAS))
+    deep = conv2d_nhwc(biased, DEEP, padding=1, groups=16)
+    y = R.nn.relu(deep)
     return y
 
 
 # Rows 0, 1 read rows 0..2 of ``wide``; rows 2, 3 read row 3 too, which the second stage computes.
 @as_module
 def PipelinedRowsExpected(x: R.Tensor((1, 4, 4, 8), "float32")):
-    with R.dataflow():
-        x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
-        wide0 = conv2d_nhwc(x0, WIDE)
-        x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
-        wide1 = conv2d_nhwc(x1, WIDE)
-        wide = R.concat((wide0, wide1), axis=1)
-        biased0 = R.add(wide0, R.const(BIAS))
-        deep0 = conv2d_nhwc(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
-        y0 = R.nn.relu(deep0)
-        read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
-        biased1 = R.add(read1, R.const(BIAS))
-        deep1 = conv2d_nhwc(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
-        y1 = R.nn.relu(deep1)
-        y = R.concat((y0, y1), axis=1)
-        R.output(y)
+    x0 = R.strided_slice(x, [1], [0], [3], assume_inbound=True)
+    wide0 = conv2d_nhwc(x0, WIDE)
+    x1 = R.strided_slice(x, [1], [3], [4], assume_inbound=True)
+    wide1 = conv2d_nhwc(x1, WIDE)
+    wide = R.concat((wide0, wide1), axis=1)
+    biased0 = R.add(wide0, R.const(BIAS))
+    deep0 = conv2d_nhwc(biased0, DEEP, padding=[1, 1, 0, 1], groups=16)
+    y0 = R.nn.relu(deep0)
+    read1 = R.strided_slice(wide, [1], [1], [4], assume_inbound=True)
+    biased1 = R.add(read1, R.const(BIAS))
+    deep1 = conv2d_nhwc(biased1, DEEP, padding=[0, 1, 1, 1], groups=16)
+    y1 = R.nn.relu(deep1)
+    y = R.concat((y0, y1), axis=1)
     return y
 
 

@@ -214,13 +214,11 @@ def test_a_part_that_begins_off_the_alignment_is_copied():
 
 @as_module
 def PooledHalves(x: R.Tensor((1, 4, 4, 8), "float32")):
-    with R.dataflow():
-        top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
-        bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
-        above = R.nn.relu(top)
-        below = R.exp(bottom)
-        y = R.concat((above, below), axis=1)
-        R.output(y)
+    top = R.strided_slice(x, [1], [0], [2], assume_inbound=True)
+    bottom = R.strided_slice(x, [1], [2], [4], assume_inbound=True)
+    above = R.nn.relu(top)
+    below = R.exp(bottom)
+    y = R.concat((above, below), axis=1)
     return y
 
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import inputs, main_module, operators, run
+from graphs import as_module, inputs, main_module, operators, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from tvm import relax
-from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.relay_passes.canonical.push_bias import PushBias
@@ -54,28 +53,20 @@ def close(before: tvm.IRModule, after: tvm.IRModule) -> bool:
 
 
 def test_a_bias_goes_through_an_unpadded_convolution():
-    @I.ir_module
-    class PushedBiasBefore:
-        @R.function
-        def main(x: R.Tensor((1, 2), "float32")) -> R.Tensor((1, 2), "float32"):
-            with R.dataflow():
-                t = R.add(x, R.const([1.0, 2.0]))
-                y = R.matmul(t, R.const([[1.0, 0.0], [0.0, 3.0]]))
-                z = R.add(y, R.const([10.0, 20.0]))
-                R.output(z)
-            return z
+    @as_module
+    def pushed_bias_before(x: R.Tensor((1, 2), "float32")):
+        t = R.add(x, R.const([1.0, 2.0]))
+        y = R.matmul(t, R.const([[1.0, 0.0], [0.0, 3.0]]))
+        z = R.add(y, R.const([10.0, 20.0]))
+        return z
 
-    @I.ir_module
-    class PushedBiasExpected:
-        @R.function
-        def main(x: R.Tensor((1, 2), "float32")) -> R.Tensor((1, 2), "float32"):
-            with R.dataflow():
-                y = R.matmul(x, R.const([[1.0, 0.0], [0.0, 3.0]]))
-                z = R.add(y, R.const([[11.0, 26.0]]))
-                R.output(z)
-            return z
+    @as_module
+    def pushed_bias_expected(x: R.Tensor((1, 2), "float32")):
+        y = R.matmul(x, R.const([[1.0, 0.0], [0.0, 3.0]]))
+        z = R.add(y, R.const([[11.0, 26.0]]))
+        return z
 
-    tvm.ir.assert_structural_equal(PushBias()(PushedBiasBefore), PushedBiasExpected)
+    tvm.ir.assert_structural_equal(PushBias()(pushed_bias_before), pushed_bias_expected)
 
 
 @pytest.mark.long

@@ -45,13 +45,11 @@ def RecognisedAttentionBefore(
     k: R.Tensor((1, 2, 3, 4), "float32"),
     v: R.Tensor((1, 2, 3, 5), "float32"),
 ):
-    with R.dataflow():
-        half = R.multiply(q, R.const(0.5, "float32"))
-        kt = R.permute_dims(k, [0, 1, 3, 2])
-        s = R.matmul(half, kt)
-        p = R.nn.softmax(s, axis=-1)
-        y = R.matmul(p, v)
-        R.output(y)
+    half = R.multiply(q, R.const(0.5, "float32"))
+    kt = R.permute_dims(k, [0, 1, 3, 2])
+    s = R.matmul(half, kt)
+    p = R.nn.softmax(s, axis=-1)
+    y = R.matmul(p, v)
     return y
 
 

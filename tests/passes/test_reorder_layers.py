@@ -24,25 +24,21 @@ CHANNELS = 16
 
 @as_module
 def ThreeBranches(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        active = R.nn.relu(left)
-        right = R.nn.max_pool2d(x, layout="NHWC")
-        last = R.nn.softmax(x)
-        y = R.concat((active, right, last), axis=3)
-        R.output(y)
+    left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    active = R.nn.relu(left)
+    right = R.nn.max_pool2d(x, layout="NHWC")
+    last = R.nn.softmax(x)
+    y = R.concat((active, right, last), axis=3)
     return y
 
 
 @as_module
 def ThreeBranchesReordered(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
-    with R.dataflow():
-        last = R.nn.softmax(x)
-        right = R.nn.max_pool2d(x, layout="NHWC")
-        left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
-        active = R.nn.relu(left)
-        y = R.concat((active, right, last), axis=3)
-        R.output(y)
+    last = R.nn.softmax(x)
+    right = R.nn.max_pool2d(x, layout="NHWC")
+    left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
+    active = R.nn.relu(left)
+    y = R.concat((active, right, last), axis=3)
     return y
 
 

@@ -12,13 +12,9 @@ from pimflow.compiler import phases as pipeline
 from pimflow.hardware import system
 from pimflow.relay_passes.canonical.subpixel_convolution import SubpixelConvolution
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    layer_name,
-    main_bindings,
-    operator,
-)
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains
+from pimflow.relay_passes.flat import LAYER_ROLES, layer_name, main_bindings, operator
+from pimflow.relay_passes.kernels.activation_chains import activation_chains, chain_regions
+from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 
 
 def upsampling(rows: int, columns: int, *, between=op.nn.relu) -> tvm.IRModule:
@@ -56,7 +52,9 @@ def test_a_run_for_each_phase(phases):
     x = np.random.default_rng(0).standard_normal((2, 5, 7, 5)).astype(np.float32)
     expected = ran(before, x)
     assert ran(after, x).tobytes() == expected.tobytes()
-    fused = ran(FuseGroups(chains)(after), x)
+    runs = chain_regions(after)
+    assert len(runs) == len(chains)
+    fused = ran(OutlineGroups(dict.fromkeys(runs, ""))(after), x)
     assert np.abs(fused - expected).max() <= 1e-5 * np.abs(expected).max()
     tvm.ir.assert_structural_equal(SeparatePhases()(after), after)
 

@@ -10,24 +10,20 @@ from pimflow.relay_passes.canonical.single_results import SingleResults
 
 @as_module
 def TupleHalves(x: R.Tensor((1, 6, 4, 4), "float32")):
-    with R.dataflow():
-        halves = R.split(x, 2, axis=1)
-        first = halves[0]
-        second = halves[1]
-        y = R.add(first, R.nn.relu(second))
-        R.output(y)
+    halves = R.split(x, 2, axis=1)
+    first = halves[0]
+    second = halves[1]
+    y = R.add(first, R.nn.relu(second))
     return y
 
 
 # Parts of different sizes along a negative axis, one of them unused, all of them joined again.
 @as_module
 def Uneven(x: R.Tensor((1, 2, 7), "float32")):
-    with R.dataflow():
-        parts = R.split(x, [1, 3], axis=-1)
-        last = parts[2]
-        whole = R.concat(parts, axis=2)
-        y = (last, whole)
-        R.output(y)
+    parts = R.split(x, [1, 3], axis=-1)
+    last = parts[2]
+    whole = R.concat(parts, axis=2)
+    y = (last, whole)
     return y
 
 

@@ -25,56 +25,46 @@ GPU_MATRIX, PIM_MATRIX = MATRIX[:32].copy(), MATRIX[32:].copy()
 
 @as_module
 def Convolution(x: R.Tensor((3, 9, 6, 5), "float32")):
-    with R.dataflow():
-        conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
-        y = R.nn.relu(conv)
-        R.output(y)
+    conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+    y = R.nn.relu(conv)
     return y
 
 
 @as_module
 def Channels(x: R.Tensor((3, 9, 6, 5), "float32")):
-    with R.dataflow():
-        pim = conv2d_nhwc(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
-        gpu = conv2d_nhwc(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
-        conv = R.concat((gpu, pim), axis=-1)
-        y = R.nn.relu(conv)
-        R.output(y)
+    pim = conv2d_nhwc(x, PIM_FILTERS, strides=2, padding=[1, 0, 2, 1])
+    gpu = conv2d_nhwc(x, GPU_FILTERS, strides=2, padding=[1, 0, 2, 1])
+    conv = R.concat((gpu, pim), axis=-1)
+    y = R.nn.relu(conv)
     return y
 
 
 @as_module
 def Batch(x: R.Tensor((3, 9, 6, 5), "float32")):
-    with R.dataflow():
-        second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
-        pim = conv2d_nhwc(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
-        first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
-        gpu = conv2d_nhwc(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
-        conv = R.concat((gpu, pim), axis=0)
-        y = R.nn.relu(conv)
-        R.output(y)
+    second = R.strided_slice(x, [0], [1], [3], assume_inbound=True)
+    pim = conv2d_nhwc(second, FILTERS, strides=2, padding=[1, 0, 2, 1])
+    first = R.strided_slice(x, [0], [0], [1], assume_inbound=True)
+    gpu = conv2d_nhwc(first, FILTERS, strides=2, padding=[1, 0, 2, 1])
+    conv = R.concat((gpu, pim), axis=0)
+    y = R.nn.relu(conv)
     return y
 
 
 @as_module
 def Product(x: R.Tensor((1, 96), "float32")):
-    with R.dataflow():
-        conv = R.matmul(x, R.const(MATRIX))
-        y = R.nn.relu(conv)
-        R.output(y)
+    conv = R.matmul(x, R.const(MATRIX))
+    y = R.nn.relu(conv)
     return y
 
 
 @as_module
 def Reduction(x: R.Tensor((1, 96), "float32")):
-    with R.dataflow():
-        second = R.strided_slice(x, [1], [32], [96], assume_inbound=True)
-        pim = R.matmul(second, R.const(PIM_MATRIX))
-        first = R.strided_slice(x, [1], [0], [32], assume_inbound=True)
-        gpu = R.matmul(first, R.const(GPU_MATRIX))
-        conv = R.add(gpu, pim)
-        y = R.nn.relu(conv)
-        R.output(y)
+    second = R.strided_slice(x, [1], [32], [96], assume_inbound=True)
+    pim = R.matmul(second, R.const(PIM_MATRIX))
+    first = R.strided_slice(x, [1], [0], [32], assume_inbound=True)
+    gpu = R.matmul(first, R.const(GPU_MATRIX))
+    conv = R.add(gpu, pim)
+    y = R.nn.relu(conv)
     return y
 
 

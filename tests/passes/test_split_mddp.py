@@ -20,24 +20,20 @@ FILTERS = np.random.default_rng(0).standard_normal((4, 3, 3, 5), np.float32)
 
 @as_module
 def SplitRowsBefore(x: R.Tensor((1, 9, 6, 5), "float32")):
-    with R.dataflow():
-        conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
-        y = R.nn.relu(conv)
-        R.output(y)
+    conv = conv2d_nhwc(x, FILTERS, strides=2, padding=[1, 0, 2, 1])
+    y = R.nn.relu(conv)
     return y
 
 
 # Output rows 0, 1 read input rows -1..3, rows 2..4 read 3..9: one of two padding rows, 9 and 10.
 @as_module
 def SplitRowsExpected(x: R.Tensor((1, 9, 6, 5), "float32")):
-    with R.dataflow():
-        gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
-        gpu = conv2d_nhwc(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
-        pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
-        pim = conv2d_nhwc(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
-        conv = R.concat((gpu, pim), axis=1)
-        y = R.nn.relu(conv)
-        R.output(y)
+    gpu_rows = R.strided_slice(x, [1], [0], [4], assume_inbound=True)
+    gpu = conv2d_nhwc(gpu_rows, FILTERS, strides=2, padding=[1, 0, 0, 1])
+    pim_rows = R.strided_slice(x, [1], [3], [9], assume_inbound=True)
+    pim = conv2d_nhwc(pim_rows, FILTERS, strides=2, padding=[0, 0, 1, 1])
+    conv = R.concat((gpu, pim), axis=1)
+    y = R.nn.relu(conv)
     return y
 
 
@@ -52,25 +48,21 @@ def test_rewrite():
 # Rows of zeros lie before a tensor that a kernel writes; PIM reads the tensor itself.
 @as_module
 def Symmetric(x: R.Tensor((1, 9, 8, 4), "float32")):
-    with R.dataflow():
-        active = R.nn.relu(x)
-        conv = conv2d_nhwc(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
-        R.output(conv)
+    active = R.nn.relu(x)
+    conv = conv2d_nhwc(active, FILTERS[..., :4], strides=2, padding=[1, 1, 1, 1])
     return conv
 
 
 @as_module
 def SymmetricExpected(x: R.Tensor((1, 9, 8, 4), "float32")):
-    with R.dataflow():
-        active = R.nn.relu(x)
-        zeros = R.zeros((1, 1, 8, 4), "float32")
-        padded = R.concat((zeros, active), axis=1)
-        gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
-        gpu = conv2d_nhwc(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
-        pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
-        pim = conv2d_nhwc(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
-        conv = R.concat((gpu, pim), axis=1)
-        R.output(conv)
+    active = R.nn.relu(x)
+    zeros = R.zeros((1, 1, 8, 4), "float32")
+    padded = R.concat((zeros, active), axis=1)
+    gpu_rows = R.strided_slice(padded, [1], [0], [5], assume_inbound=True)
+    gpu = conv2d_nhwc(gpu_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 0, 1])
+    pim_rows = R.strided_slice(active, [1], [3], [9], assume_inbound=True)
+    pim = conv2d_nhwc(pim_rows, FILTERS[..., :4], strides=2, padding=[0, 1, 1, 1])
+    conv = R.concat((gpu, pim), axis=1)
     return conv
 
 

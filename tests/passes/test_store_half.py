@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, conv2d_nhwc, inputs, run
+from graphs import as_module, conv2d_nhwc, inline_functions, inputs, run
 from length import long_but
 from tvm import relax
 from tvm.script import ir as I
@@ -51,26 +51,16 @@ def close(result: np.ndarray, expected: np.ndarray) -> bool:
     )
 
 
-def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
-    """`mod` whose functions for PIM are plain Relax."""
-    functions = dict(mod.functions_items())
-    return tvm.IRModule(
-        {gv: f.without_attr("Codegen") if "Codegen" in (f.attrs or {}) else f for gv, f in functions.items()}
-    )
-
-
 # ---- the rewrite ----
 
 
 @as_module
 def StoredHalfBefore(x: R.Tensor((1, 4, 4, 2), "float32")):
-    with R.dataflow():
-        conv = conv2d_nhwc(x, FILTERS)
-        sum = R.add(conv, R.const(BIAS))
-        pool = R.nn.max_pool2d(sum, layout="NHWC")
-        depth = conv2d_nhwc(pool, TAPS, padding=1, groups=2)
-        y = R.add(depth, pool)
-        R.output(y)
+    conv = conv2d_nhwc(x, FILTERS)
+    sum = R.add(conv, R.const(BIAS))
+    pool = R.nn.max_pool2d(sum, layout="NHWC")
+    depth = conv2d_nhwc(pool, TAPS, padding=1, groups=2)
+    y = R.add(depth, pool)
     return y
 
 
@@ -139,12 +129,10 @@ def test_rewrite():
 
 @as_module
 def HalfIntegers(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
-    with R.dataflow():
-        a = R.add(x, x)
-        b = R.max(a, axis=1)
-        c = R.nn.softmax(y)
-        both = (b, c)
-        R.output(both)
+    a = R.add(x, x)
+    b = R.max(a, axis=1)
+    c = R.nn.softmax(y)
+    both = (b, c)
     return both
 
 
@@ -159,36 +147,30 @@ def test_other_types_stay(mod):
 # The first kernel stores two tensors, one of them a result of ``main``.
 @as_module
 def HalfResidual(x: R.Tensor((1, 4, 4, 2), "float32"), y: R.Tensor((1, 4, 4, 2), "float32")):
-    with R.dataflow():
-        sum = R.add(x, y)
-        pool = R.nn.avg_pool2d(sum, (3, 3), padding=(1, 1, 1, 1), layout="NHWC")
-        mean = R.mean(pool, axis=[1, 2], keepdims=True)
-        last = R.add(sum, mean)
-        R.output(last, sum)
+    sum = R.add(x, y)
+    pool = R.nn.avg_pool2d(sum, (3, 3), padding=(1, 1, 1, 1), layout="NHWC")
+    mean = R.mean(pool, axis=[1, 2], keepdims=True)
+    last = R.add(sum, mean)
     return (last, sum)
 
 
 # Indices and the place of the largest stay integers; the table is stored in fp16.
 @as_module
 def HalfGather(x: R.Tensor((3, 4), "float32")):
-    with R.dataflow():
-        rows = R.take(R.const(TABLE), R.const(INDICES), axis=0)
-        given = R.add(x, rows)
-        near = R.nn.softmax(given)
-        place = R.argmax(near, axis=1)
-        R.output(near, place)
+    rows = R.take(R.const(TABLE), R.const(INDICES), axis=0)
+    given = R.add(x, rows)
+    near = R.nn.softmax(given)
+    place = R.argmax(near, axis=1)
     return (near, place)
 
 
 # Nothing is known of the function that is called.
 @as_module
 def Foreign(x: R.Tensor((1, 4, 4, 2), "float32")):
-    with R.dataflow():
-        before = R.nn.max_pool2d(x, layout="NHWC")
-        called = R.call_dps_packed("foreign", (before,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
-        soft = R.nn.softmax(called)
-        last = R.nn.max_pool2d(soft, layout="NHWC")
-        R.output(last)
+    before = R.nn.max_pool2d(x, layout="NHWC")
+    called = R.call_dps_packed("foreign", (before,), out_ty=R.Tensor((1, 4, 4, 2), "float32"))
+    soft = R.nn.softmax(called)
+    last = R.nn.max_pool2d(soft, layout="NHWC")
     return last
 
 

@@ -1,7 +1,5 @@
 """Caches in PyTorch programs as transformers and others write them, against PyTorch on the program."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tvm

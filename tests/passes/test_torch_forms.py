@@ -83,6 +83,7 @@ CASES = {
     "sampling": (Sampling, ((1, 2, 6, 6), (1, 3, 3, 2))),
 }
 F = torch.nn.functional
+EDGES = torch.tensor([0.0, -0.0, -2.0, -torch.inf, torch.inf, 1.0])
 
 
 def overwritten(x):
@@ -136,6 +137,16 @@ FUNCTIONS = {
     "new sums": lambda x: x.scatter_reduce(2, (x * 2).long().abs(), x, "sum", include_self=False),
     "sums of rows": lambda x: x.index_add(1, torch.tensor([0, 3, 3]), x[:, :3]),
     "places apart": overwritten,
+    "gamma": lambda x: torch.lgamma(6 * x) + torch.digamma(x) + torch.lgamma(x.abs() * 1e3) / 1e3,
+    "ends of gamma": lambda x: torch.cat([f(EDGES) for f in (torch.lgamma, torch.digamma)]),
+    "logarithms of sums": lambda x: torch.logcumsumexp(60 * x, 2),
+    "of infinities": lambda x: torch.logcumsumexp(EDGES[2:], 0),
+    "wide volumes": lambda x: F.conv_transpose3d(
+        x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1
+    ),
+    "volumes of groups": lambda x: F.conv_transpose3d(
+        x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2
+    ),
     "rows": lambda x: x[0].index_put((torch.tensor([-1, 2]),), x[0, :2]),
 }
 
@@ -197,3 +208,22 @@ def test_both_doors_take_the_same_time(case, tmp_path):
     results = outputs(loaded.module, list(inputs.values()))
     for result, expected in zip(results, loaded.reference(inputs), strict=True):
         assert np.abs(result - expected).max() <= 1e-5 * max(np.abs(expected).max(), 1)
+
+
+def test_inputs_are_drawn_by_what_a_program_does_with_them():
+    class Restricted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(50, 4)
+
+        def forward(self, places, divisor, size):
+            return self.table(places.reshape(-1)), 7 // divisor, torch.log(size + 1e-6)
+
+    operands = (torch.zeros(2, 20, dtype=torch.int64), torch.ones(30, dtype=torch.int64), torch.ones(30))
+    loaded = frontend.load(torch.export.export(Restricted(), operands))
+    inputs = loaded.example_inputs()
+    assert loaded.table_rows == {"places": 50}
+    assert 2 < inputs["places"].max() < 50
+    assert inputs["divisor"].min() >= 1
+    assert inputs["size"].min() > 0
+    assert all(np.isfinite(result).all() for result in loaded.reference(inputs))

@@ -50,12 +50,17 @@ def test_c_code_wraps_as_onnx_does(tmp_path):
         helper.make_node("Cast", ["difference"], ["wide"], to=TensorProto.INT32),
         helper.make_node("BitwiseNot", ["x"], ["complement"]),
         helper.make_node("Cast", ["complement"], ["wide complement"], to=TensorProto.INT32),
+        helper.make_node("Cast", ["difference"], ["word"], to=TensorProto.UINT16),
+        helper.make_node("Cast", ["complement"], ["long"], to=TensorProto.UINT64),
     ]
     results = dict.fromkeys(("wide", "wide complement"), (TensorProto.INT32, [1, 64]))
+    results |= {"word": (TensorProto.UINT16, [1, 64]), "long": (TensorProto.UINT64, [1, 64])}
     path = tmp_path / "net.onnx"
     onnx.save(onnx_model(network, dict.fromkeys("xy", (TensorProto.UINT8, [1, 64])), results, opset=18), path)
     pimflow.compile(path, tmp_path / "out", target="c", conventions="none")
     x, y = (np.random.default_rng(i).integers(0, 256, (1, 64), np.uint8) for i in range(2))
-    difference, complement = pimflow.run(tmp_path / "out", {"x": x, "y": y})
+    difference, complement, word, long = pimflow.run(tmp_path / "out", {"x": x, "y": y})
     np.testing.assert_array_equal(difference, (x - y).astype(np.int32))
     np.testing.assert_array_equal(complement, (~x).astype(np.int32))
+    np.testing.assert_array_equal(word, (x - y).astype(np.uint16))
+    np.testing.assert_array_equal(long, (~x).astype(np.uint64))

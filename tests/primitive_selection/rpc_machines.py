@@ -1,7 +1,5 @@
 """Servers and trackers of TVM's RPC in processes of their own, on free ports of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -11,21 +11,14 @@ from hypothesis import strategies as st
 from length import examples, long_but
 from papers.taso_instances import candidate, inception_problem, network, selection_problem
 from scipy import optimize
-from selections import choice_costs, choices, min_time_ns, problems
+from selections import choice_costs, choices, problems
 
 from pimflow import memory
 from pimflow.core.candidate import Footprint
-from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
+from pimflow.errors import InfeasibleError
 from pimflow.primitive_selection.problem import MEMORY_MODELS, Budgets
 from pimflow.primitive_selection.program import solve
-from pimflow.primitive_selection.search import (
-    check_names,
-    fastest,
-    front,
-    greedy,
-    minimise,
-    uniform_selection,
-)
+from pimflow.primitive_selection.search import fastest, front, greedy, minimise, uniform_selection
 
 FEW = settings(max_examples=examples(24), deadline=None)
 PICK = {"time": 0, "memory": 1, "workspace": 2}
@@ -74,16 +67,6 @@ def test_the_best_of_all_within_budgets(problem, objective, time_share, memory_s
     assert values[PICK[objective]] == min(v[PICK[objective]] for v in feasible)
     assert values[0] <= budgets.time_ns and values[1] <= budgets.memory_bytes
     assert selected.gap <= 1e-6
-
-
-@FEW
-@given(problems("sum", most=6), st.floats(0, 1))
-def test_as_fast_as_the_products_of_the_paper(problem, share):
-    min_bytes = minimise(problem, "memory").sums.memory_bytes
-    max_bytes = fastest(problem).sums.memory_bytes
-    budget = min_bytes + int((max_bytes - min_bytes) * share)
-    selected = minimise(problem, "time", Budgets(memory_bytes=budget))
-    assert selected.sums.time_ns == pytest.approx(min_time_ns(problem, budget), rel=1e-6)
 
 
 @FEW
@@ -185,12 +168,3 @@ def test_as_many_layers_as_the_paper(layers):
     assert quick.gap < 1e-12 and small.memory_bytes < quick.sums.memory_bytes
     half = Budgets(memory_bytes=(small.memory_bytes + quick.sums.memory_bytes) // 2)
     assert quick.sums.time_ns <= minimise(problem, "time", half).sums.time_ns <= greedy(problem, half).time_ns
-
-
-def test_wrong_uses():
-    with pytest.raises(UnknownNameError, match="workspace"):
-        check_names("workspaces", "sum")
-    with pytest.raises(UnknownNameError, match="liveness"):
-        check_names("time", "livenes")
-    with pytest.raises(UsageError, match="at least 2 points"):
-        front(two_layers(), 1)

@@ -1,28 +1,18 @@
 """Does the script of docs/primitives.md write what the page has marks for?"""
 
-import importlib
 import re
 import sys
-from pathlib import Path
 
+import bench_primitives as script
+import configurations
 import pytest
 
 from pimflow.compiler.c_code import builds
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    yield importlib.import_module("bench_primitives")
-    for name in ("bench_primitives", "update_readme"):
-        sys.modules.pop(name, None)
-
-
-def test_marks_are_the_tables_of_the_script(script):
+def test_marks_are_the_tables_of_the_script():
     text = script.PAGE.read_text(encoding="utf-8")
     marked = re.findall(r"<!-- (\S+) begin[^>]*-->\n.*?<!-- (\S+) end -->", text, flags=re.DOTALL)
     names = [name for tables in script.PARTS.values() for name in tables]
@@ -31,7 +21,7 @@ def test_marks_are_the_tables_of_the_script(script):
         assert f"`scripts/bench_primitives.py {part}`" in text
 
 
-def test_tables_of_a_small_network(script, capsys, monkeypatch, tmp_path):
+def test_tables_of_a_small_network(capsys, monkeypatch, tmp_path):
     page = tmp_path / "primitives.md"
     page.write_text(script.PAGE.read_text())
     monkeypatch.setattr(script, "PAGE", page)
@@ -46,7 +36,6 @@ def test_tables_of_a_small_network(script, capsys, monkeypatch, tmp_path):
     parts = ["pools", "gpu", *(["c"] if builds.local_compiler() else [])]
     monkeypatch.setattr(sys, "argv", ["x", *parts, "--calls", "1", "--page"])
     script.main()
-    configurations = importlib.import_module("configurations")
     text, printed = page.read_text(), capsys.readouterr().out
     tables = re.findall(r"begin: written by \S+ -->\n(.*?)\n<!-- (\S+) end", text, flags=re.DOTALL)
     for body, name in tables:

@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 import tvm
-from conv_layers import ON_CUDA, convolve, layers_for, operands
+from conv_layers import ON_CUDA, convolve, kernel_network, layers_for, operands
 from length import long_but
-from tvm import relax, tirx
+from tvm import tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
@@ -77,17 +77,8 @@ def test_launches_and_shared_memory(name):
 def test_workspaces_are_what_the_formulas_say(name):
     chosen = PRIMITIVES[name]
     (layer,) = layers_for(chosen, 1)
-    builder = relax.BlockBuilder()
-    function = schedule(chosen, layer)
-    gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
-    shapes = [tuple(int(d) for d in param.shape) for param in function.params]
-    params = [relax.Var(f"p{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes[:2])]
-    with builder.function("main", params):
-        with builder.dataflow():
-            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
-        builder.emit_func_output(y)
     with CUDA:
-        lifted = LiftWorkspaces()(builder.get())
+        lifted = LiftWorkspaces()(kernel_network(schedule(chosen, layer)))
     (after,) = (f for f in lifted.functions.values() if isinstance(f, tirx.PrimFunc))
     extra = [tuple(int(d) for d in param.shape) for param in after.params[3:]]
     assert sorted(extra) == sorted(chosen.stages(layer).values())

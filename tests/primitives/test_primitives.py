@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from conv_layers import ON_CPU, convolve, layers_for, operands, to_layout
+from conv_layers import ON_CPU, convolve, kernel_network, layers_for, operands, to_layout
 from length import long_but
-from tvm import relax, s_tir, tirx
+from tvm import s_tir, tirx
 
 from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
@@ -52,23 +52,16 @@ def test_memory_is_what_the_formulas_say(name):
         function = schedule(chosen, layer)["main"]
         shapes = [tuple(int(d) for d in p.shape) for p in function.params]
         assert shapes == [input_shape(chosen, layer), chosen.filter_shape(layer), output_shape(chosen, layer)]
-        assert sorted(workspace_shapes(function, shapes)) == sorted(chosen.workspaces(layer).values()), layer
+        assert sorted(workspace_shapes(function)) == sorted(chosen.workspaces(layer).values()), layer
         assert chosen.workspace_bytes(layer) == 4 * sum(
             int(np.prod(s)) for s in chosen.workspaces(layer).values()
         )
 
 
-def workspace_shapes(function: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def workspace_shapes(function: tirx.PrimFunc) -> list[tuple[int, ...]]:
     """Shapes of what the kernel needs besides its operands, as the planner of memory sees them."""
-    builder = relax.BlockBuilder()
-    gv = builder.add_func(function.without_attr("global_symbol"), "kernel")
-    params = [relax.Var(f"p{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes[:2])]
-    with builder.function("main", params):
-        with builder.dataflow():
-            y = builder.emit_output(relax.call_tir(gv, params, relax.TensorType(shapes[2], "float32")))
-        builder.emit_func_output(y)
     with CPU:
-        lifted = LiftWorkspaces()(builder.get())
+        lifted = LiftWorkspaces()(kernel_network(function))
     (after,) = (f for f in lifted.functions.values() if isinstance(f, tirx.PrimFunc))
     inside: list[tirx.Buffer] = []
     visitors = [

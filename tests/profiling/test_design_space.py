@@ -4,14 +4,12 @@ import csv
 import itertools
 import json
 
-import numpy as np
 import onnx
 import pytest
 from command_line import error_line
+from drawn_networks import Graph
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
-from onnx_models import onnx_model
 
 import pimflow
 from pimflow import placement, system
@@ -21,7 +19,7 @@ from pimflow.core.options import field_names
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware.settings import Setting
 from pimflow.host.result_cache import ResultCache
-from pimflow.placement import Goal, Profiling
+from pimflow.placement import Profiling
 
 
 def settings(*texts: str) -> list[Setting]:
@@ -131,21 +129,11 @@ def test_whole_devices_and_who_uses_their_channels_are_settings(profiling):
     assert len({row.figures.latency_ns for row in rows}) > 2 and len(rows) == 4
 
 
-def write_row_concatenation(path):
-    """Two convolutions of one input, one's rows above the other's."""
-    weights = [numpy_helper.from_array(np.ones((32, 32, 1, 1), np.float32), name) for name in ("v", "w")]
-    nodes = [
-        helper.make_node("Conv", ["x", "v"], ["a"], "upper"),
-        helper.make_node("Conv", ["x", "w"], ["b"], "lower"),
-        helper.make_node("Concat", ["a", "b"], ["y"], "join", axis=2),
-    ]
-    onnx.save(onnx_model(nodes, {"x": (1, 32, 4, 4)}, {"y": (1, 32, 8, 4)}, weights, name="joined"), path)
-    return path
-
-
 def test_copies_change_what_is_searched(profiling, monkeypatch, tmp_path):
     """Parts that lie in their tensor are no kernels; where copies are made, they are."""
-    model = write_row_concatenation(tmp_path / "joined.onnx")
+    graph, model = Graph((1, 32, 4, 4)), tmp_path / "joined.onnx"
+    graph.concat(*(graph.conv("x0", 32) for _ in range(2)), axis=2)  # rows above others
+    onnx.save(graph.model(), model)
     search, regions = placement.search, {}
 
     def seeing(graph, target, *rest):
@@ -181,20 +169,6 @@ def test_a_stopped_sweep_goes_on_where_it_was(profiling, monkeypatch):
         sweep(["toy"], wanted, profiling=profiling)
     rows = sweep(["toy"], wanted, profiling=profiling)
     assert searched == [0, 8, 8, 16] and [row.settings["pim_channels"] for row in rows] == [0, 8, 16]
-
-
-@pytest.mark.long
-def test_modes_are_those_of_every_search(profiling):
-    axes = settings("pim_channels=8,16")
-    free = sweep(["toy"], axes, profiling=profiling)
-    # not what was kept of `free`
-    gpu_only = sweep(["toy"], axes, profiling=profiling, goal=Goal(modes="gpu"))
-    assert any(row.figures.regions_with_pim for row in free)
-    for row, free_row in zip(gpu_only, free):
-        assert row.figures.regions_with_pim == 0
-        assert (
-            row.figures.latency_ns == row.figures.latency_gpu_only_ns == free_row.figures.latency_gpu_only_ns
-        )
 
 
 @pytest.mark.long

@@ -53,23 +53,6 @@ def test_another_system_is_timed_anew(capsys, tmp_path):
         assert {section for section in ("layers", "kernels") if report[section]["kept"]} == {same} - {""}
 
 
-@pytest.mark.long
-def test_groups_are_timed_too(capsys, tmp_path):
-    """What a search with the same option then finds there, and more than without."""
-    options = ["--cache", tmp_path / "c", "--json", "--quiet"]
-    unfused, fused, repeated = (
-        json.loads(run(capsys, "profile toy", *extra, *options)[1]) for extra in ([], ["--fuse"], ["--fuse"])
-    )
-    assert fused["models"][0]["candidates"] > unfused["models"][0]["candidates"]
-    assert fused["kernels"]["kept"] == unfused["kernels"]["computed"] and fused["kernels"]["computed"]
-    assert repeated["kernels"]["computed"] == 0
-    fusible = [
-        region_graph("toy", NetworkOptions(fuse=fuse), ResultCache(tmp_path / "c")).fusible
-        for fuse in (False, True)
-    ]
-    assert fusible[0] == () and "block.depthwise.conv" in fusible[1]
-
-
 def test_regions_from_the_cache_are_those_of_the_network(tmp_path):
     cache = ResultCache(tmp_path / "c")
     first, second = (region_graph("toy", NetworkOptions(), cache) for _ in range(2))

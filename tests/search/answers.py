@@ -1,14 +1,12 @@
 """What the label search says of a drawn problem, and what every cover of it does."""
 
-from __future__ import annotations
-
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
+from pimflow.placement.solvers.criteria import LATENCY, Criterion
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
-from pimflow.placement.solvers.solution import LATENCY, Criterion
 
 
 def problem_of(graph: RegionGraph, table: CostTable) -> PlacementProblem:

@@ -1,7 +1,5 @@
 """Small networks with candidates drawn at random, and oracles that share no code with the search."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Collection
@@ -27,7 +25,7 @@ from pimflow.core.tensor_placement import (
     Layout,
     TensorPlacement,
 )
-from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
+from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)

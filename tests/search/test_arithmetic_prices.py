@@ -6,6 +6,7 @@ import re
 import numpy as np
 import onnx
 import pytest
+from drawn_networks import Graph
 from length import long_but
 from onnx import TensorProto, helper
 from onnx_models import onnx_model
@@ -181,60 +182,25 @@ def check_peaks(kernel: Kernel, cost, gpu: GpuSpec) -> None:
     assert cost.dram_bytes <= ROUNDING * dram, kernel
 
 
-def transformer(tokens: int = 64, width: int = 64, heads: int = 4) -> onnx.ModelProto:
+def transformer() -> onnx.ModelProto:
     """Attention that is not recognised, since its scores are divided behind a sigmoid, with a layer norm."""
-    size = width // heads
-    nodes = [helper.make_node("MatMul", ["x", f"w{part}"], [part], part) for part in "qkv"]
-    for part in "qkv":
-        nodes += [
-            helper.make_node("Reshape", [part, "split"], [f"{part}s"]),
-            helper.make_node(
-                "Transpose", [f"{part}s"], [f"{part}h"], perm=[0, 2, 3, 1] if part == "k" else [0, 2, 1, 3]
-            ),
-        ]
-    nodes += [
-        helper.make_node("MatMul", ["qh", "kh"], ["scores"], "scores"),
-        helper.make_node("Sigmoid", ["scores"], ["gates"]),
-        helper.make_node("MatMul", ["gates", "vh"], ["mixed"], "mixed"),
-        helper.make_node("Softmax", ["mixed"], ["y"], "soft", axis=-1),
-    ]
-    model = network(nodes, {"x": (2, tokens, width)}, {f"w{part}": (width, width) for part in "qkv"})
-    split = onnx.numpy_helper.from_array(np.array([2, tokens, heads, size]), "split")
-    model.graph.initializer.append(split)
-    return model
+    graph, scores, values = Graph((2, 64, 64)), (2, 4, 64, 64), (2, 4, 64, 16)
+    queries, keys, mixed = (
+        graph.transpose(graph.reshape(graph.product("x0", 64), 2, 64, 4, 16), *axes)
+        for axes in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))
+    )
+    gates = graph.add("Sigmoid", [graph.add("MatMul", [queries, keys], scores)], scores)
+    graph.add("Softmax", [graph.add("MatMul", [gates, mixed], values)], values, axis=-1)
+    return graph.model()
 
 
 def softmax_attention(windows: int = 1, tokens: int = 64, width: int = 64, heads: int = 4) -> onnx.ModelProto:
     """Attention of ViT, or in windows with a bias of places and a mask as Swin has it, with an MLP behind."""
-    size, windowed = width // heads, windows > 1
-    scores = (windows, heads, tokens, tokens)
-    nodes = [helper.make_node("MatMul", ["x", f"w{part}"], [part], part) for part in "qkv"]
-    for part in "qkv":
-        perm = [0, 2, 3, 1] if part == "k" else [0, 2, 1, 3]
-        nodes.append(helper.make_node("Reshape", [part, "split"], [f"{part}s"]))
-        nodes.append(helper.make_node("Transpose", [f"{part}s"], [f"{part}h"], perm=perm))
-    nodes.append(helper.make_node("MatMul", ["qh", "kh"], ["scores"], "scores"))
-    nodes.append(helper.make_node("Mul", ["scores", "scale"], ["scaled"], "scaled"))
-    nodes += [helper.make_node("Add", ["scaled", "places"], ["masked"], "masked")] if windowed else []
-    nodes += [
-        helper.make_node("Softmax", ["masked" if windowed else "scaled"], ["shares"], "soft", axis=-1),
-        helper.make_node("MatMul", ["shares", "vh"], ["mixed"], "mixed"),
-        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["back", "whole"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "wo"], ["out"], "out"),
-        helper.make_node("Add", ["out", "x"], ["sum"], "sum"),
-        helper.make_node("MatMul", ["sum", "wide"], ["inner"], "inner"),
-        helper.make_node("Sigmoid", ["inner"], ["gate"], "gate"),
-        helper.make_node("MatMul", ["gate", "narrow"], ["y"], "mlp"),
-    ]
-    weights = {f"w{part}": (width, width) for part in "qkvo"} | {"scale": (1,)}
-    weights |= {"wide": (width, 4 * width), "narrow": (4 * width, width)}
-    model = network(
-        nodes, {"x": (windows, tokens, width)}, weights | ({"places": scores} if windowed else {})
-    )
-    for name, dims in (("split", (windows, tokens, heads, size)), ("whole", (windows, tokens, width))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(dims), name))
-    return model
+    graph = Graph((windows, tokens, width))
+    places = graph.weight(windows, heads, tokens, tokens) if windows > 1 else ""
+    inner = graph.product(graph.attention("x0", heads, places), 4 * width)
+    graph.product(graph.add("Sigmoid", [inner], graph.shapes[inner]), width)
+    return graph.model()
 
 
 def reduction(kind: str, axes: list[int]) -> onnx.ModelProto:

@@ -2,31 +2,26 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from answers import best_label
+from drawn_networks import Graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from onnx import helper, numpy_helper
-from onnx_models import onnx_model
 from problems import problems
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.plan_report import Estimate
-from pimflow.compiler import build, phases
+from pimflow.compiler import build
 from pimflow.compiler.verification import verify
 from pimflow.core.candidate import makespan_ns
-from pimflow.core.plan import Choice
-from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.fusion.narrow_parts import narrow_parts
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
-from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, apply, profile, search
+from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile, search
 from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
 from pimflow.placement.solvers.plan_state import PlanState, StateTransition
-from pimflow.relay_passes.regions.kernel_groups import kernel_groups
 
 BASE = system(channel_sharing="partitioned")
 QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
@@ -34,24 +29,15 @@ QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
 
 def module_of_branches() -> frontend.Network:
     """Three branches of 1x1 and 3x3 convolutions, as Inception has them, over a map of 28x28."""
-    draw = np.random.default_rng(0)
-    nodes, weights = [], []
+    graph = Graph((1, 8, 28, 28))
 
-    def conv(x: str, name: str, shape: tuple[int, int, int]) -> str:
-        (oc, c, k), pad = shape, shape[2] // 2
-        values = (draw.standard_normal((oc, c, k, k)) / np.sqrt(c * k * k)).astype(np.float32)
-        weights.append(numpy_helper.from_array(values, f"{name}.w"))
-        nodes.append(helper.make_node("Conv", [x, f"{name}.w"], [f"{name}.c"], name=name, pads=[pad] * 4))
-        nodes.append(helper.make_node("Relu", [f"{name}.c"], [f"{name}.r"], name=f"{name}.relu"))
-        return f"{name}.r"
+    def conv(x: str, channels: int, kernel: int = 1) -> str:
+        return graph.relu(graph.conv(x, channels, kernel, bias=False))
 
-    stem = conv("x", "stem", (192, 8, 1))
-    branches = [conv(stem, "one", (64, 192, 1))]
-    for name, middle, end in (("two", 96, 128), ("three", 16, 32)):
-        branches.append(conv(conv(stem, f"{name}.a", (middle, 192, 1)), f"{name}.b", (end, middle, 3)))
-    nodes.append(helper.make_node("Concat", branches, ["cat"], name="cat", axis=1))
-    last = conv("cat", "last", (64, 224, 1))
-    return frontend.load(onnx_model(nodes, {"x": [1, 8, 28, 28]}, {last: None}, weights, name="branches"))
+    stem = conv("x0", 192)
+    branches = [conv(stem, 64), conv(conv(stem, 96), 128, 3), conv(conv(stem, 16), 32, 3)]
+    conv(graph.concat(*branches), 64)
+    return frontend.load(graph.model())
 
 
 @pytest.fixture(scope="module")
@@ -93,69 +79,6 @@ def test_branches_overlap_as_the_search_foresees(graph, costs):
         and not set(g.regions) & set(p.regions)
     ]
     assert overlaps, "no two regions run on both devices at once"
-
-
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=examples(5))
-def test_branches_launch_what_is_charged(network, graph, costs, draw):
-    """Any legal choice of modes: where branches are joined, results are finished by kernels of their own."""
-    search_result = search(graph, QUICK, costs)
-    choices = []
-    for region in graph.regions:
-        alone = [c for c in search_result.table.candidates[region.name] if len(c.covers) == 1]
-        candidate = draw.choice(alone)
-        choices.append(Choice(regions=(region.name,), rewrite=candidate.rewrite))
-    drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-    applied = phases.apply_plan(
-        network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
-    )
-    events = drawn.evaluation.timeline.events
-    charged = sum(event.launched for event in events if event.resource == "gpu")
-    assert sum(group.fusible for group in kernel_groups(applied)) == charged
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["Neg", "Slice"])
-@pytest.mark.parametrize("first", [True, False])
-def test_what_is_added_to_a_layer_is_charged_as_it_is_built(kind, first):
-    """Where PIM has the layer, or a part, the sum is in the kernel that had it, or one of its own."""
-    weights = {"w": np.ones((64, 64), np.float32)}
-    ends = {"begin": [8], "end": [72], "axis": [1]} if kind == "Slice" else {}
-    weights |= {name: np.array(value, np.int64) for name, value in ends.items()}
-    beside = [helper.make_node(kind, ["z", *ends], ["beside"], name="beside")]
-    layer = [
-        helper.make_node("Add", ["x", "x"], ["twice"], name="twice"),
-        helper.make_node("MatMul", ["twice", "w"], ["layer"], name="layer"),
-    ]
-    nodes = beside + layer if first else layer + beside
-    nodes.append(helper.make_node("Add", ["beside", "layer"], ["y"], name="y"))
-    widths = {"x": 64, "z": 128 if ends else 64}
-    network = frontend.load(
-        onnx_model(nodes, {name: [1, n] for name, n in widths.items()}, {"y": [1, 64]}, weights, name="added")
-    )
-    graph = prepare.regions(network, QUICK)
-    costs = Costs(QUICK, Profiling())
-    search_result = search(graph, QUICK, costs)
-    modes = set()
-    for candidate in search_result.table.candidates["layer"]:
-        rewrite = candidate.rewrite
-        kind = rewrite.mode, getattr(rewrite, "axis", "")
-        if len(candidate.covers) > 1 or kind in modes:
-            continue
-        modes.add(kind)
-        rewrites = {"layer": rewrite}
-        choices = [
-            Choice(regions=(region.name,), rewrite=rewrites.get(region.name, OPERATOR_KERNELS))
-            for region in graph.regions
-        ]
-        drawn = apply(graph, QUICK, replace(search_result.plan, choices=tuple(choices)), costs)
-        applied = phases.apply_plan(
-            network.module, phases.PlanRewrites(splits=drawn.splits(), programs=drawn.programs())
-        )
-        events = drawn.evaluation.timeline.events
-        charged = [event.label for event in events if event.launched and event.resource == "gpu"]
-        assert sum(group.fusible for group in kernel_groups(applied)) == len(charged), (rewrite.mode, charged)
-    assert {mode for mode, _ in modes} == {"GPU", "PIM", "SPLIT"}
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from pimflow.core.tensor_placement import ChannelMode
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import system
 from pimflow.host.result_cache import ResultCache
-from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
+from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, CacheSchedule
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, plan_application, profile, search
 from pimflow.placement.candidates import pim_attention
 from pimflow.placement.reasons import reason
@@ -85,16 +85,13 @@ def test_a_plan_has_it(graph):
     assert sum(task.moved_bytes for task in written) >= appended
     assert sum(task.energies_pj.get("pim_write", 0.0) for task in chosen.tasks) > 0
     assert search_result.evaluation.energies_pj["pim_write"] > 0
-    (placed,) = search_result.placed_caches()
+    (placed,) = search_result.attention().values()
     assert str(placed.schedule) == chosen.rewrite.schedule
+    ((of_keys, of_values),) = ((group.keys, group.values) for group in placed.groups)
     others = [c.footprint.bank_rows for c in search_result.candidates]
     before = others[: search_result.candidates.index(chosen)]
-    assert placed.row_begin == sum(before) and chosen.footprint.bank_rows > 0
-    layouts = placed.schedule.layouts(
-        placed.attention, SYSTEM.pim, SYSTEM.dtype, SYSTEM.pim_channels, placed.row_begin
-    )
-    ((of_keys, of_values),) = layouts
-    assert of_values.row_begin == placed.row_begin + of_keys.rows
+    assert of_keys.row_begin == sum(before) and chosen.footprint.bank_rows > 0
+    assert of_values.row_begin == of_keys.row_begin + of_keys.rows
     assert of_keys.rows + of_values.rows == chosen.footprint.bank_rows
 
 
@@ -122,7 +119,7 @@ def test_no_combination_is_faster():
     for room in sorted(of_rows)[1:]:  # fewer rows than the best plan takes
         pim = replace(APART.pim, rows_per_bank=APART.pim.row_base + room)
         result = PlanSearch(graph, table, replace(APART, pim=pim), Goal()).best()
-        assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= room
+        assert sum(c.footprint.bank_rows for c in result.candidates) <= room
         within_ns = min(ns for rows, ns in of_rows.items() if rows <= room)
         assert result.evaluation.latency_ns == pytest.approx(within_ns, rel=1e-9)
 
@@ -387,13 +384,13 @@ def test_costs_are_kept(graph, tmp_path):
         cache = ResultCache(tmp_path / "kept.sqlite")
         costs = Costs(SYSTEM, Profiling(cache=cache))
         attention = attention_of(graph).attention
-        (first,) = costs.attention_costs([(attention, 0)])
-        assert costs.attention_costs([(replace(attention, scale=2.0), 0)]) == [first]
+        first = costs.attention_costs(attention)
+        assert costs.attention_costs(replace(attention, scale=2.0)) == first
         assert costs.tally.computed["pim"] == computed
         cache.close()
-    (short,) = costs.attention_costs([(attention, 64)])
-    assert short.values[0].product.time_ns < first.values[0].product.time_ns
-    assert short.keys[0].rows == first.keys[0].rows
+    short = costs.attention_costs(attention, 64)
+    assert short[VALUES][0].product.time_ns < first[VALUES][0].product.time_ns
+    assert short[KEYS][0].rows == first[KEYS][0].rows
 
 
 def test_keys_and_values_go_to_one_position():

@@ -18,11 +18,7 @@ import pimflow
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
-from pimflow.core.candidate import (
-    Task,
-    makespan_ns,
-    overlap_first_launch,
-)
+from pimflow.core.candidate import Task, makespan_ns, overlap_first_launch
 from pimflow.core.plan import Plan
 from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS, ChannelSet
@@ -30,7 +26,6 @@ from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Profiling, apply, reevaluate, search
 from pimflow.placement.best_plan import profile
-from pimflow.placement.candidates import fused_groups
 from pimflow.placement.solvers.capacity import bank_rows
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.simulators.gpu.machine import RooflineMachine, family
@@ -106,7 +101,7 @@ def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph)
     table = profile(graph, generator)
     for name, candidates in table.candidates.items():
         narrow = {c.primitive: c for c in candidates if c.name == "GPU"}[""]
-        fastest = fused_groups.with_channel_count(generator, narrow, 32).tasks[0].execution_ns
+        fastest = generator.make(graph.region(name), narrow.rewrite, 32).tasks[0].execution_ns
         for c in candidates:
             if not c.uses_pim and str(c.channels):
                 task = c.tasks[-1]

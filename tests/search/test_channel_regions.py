@@ -28,12 +28,12 @@ from pimflow.placement.best_plan import SearchedNetwork, SearchResult, to_search
 from pimflow.placement.candidates.channel_layouts import from_row
 from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers import label_search
+from pimflow.placement.solvers.criteria import LATENCY
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import SearchQuery
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.problem import PlacementProblem
-from pimflow.placement.solvers.solution import LATENCY, Solution
 from pimflow.relay_passes.memory.buffers import buffers
 
 SPLIT = SplitRewrite(gpu_share=1.0)
@@ -53,11 +53,10 @@ def plans(network, target, draw):
     plan_search = PlanSearch(graph, table, target, Goal())
     while True:
         chosen = draw_pim_plan(generator, table, draw)
-        solution = Solution(candidates=chosen)
         network = SearchedNetwork(
             generator=generator, table=table, gpu_only=alone.evaluation, goal=Goal(), original=None
         )
-        search_result = to_search_result(network, solution)
+        search_result = to_search_result(network, chosen)
         yield search_result, plan_search.memory.bytes_by_memory(chosen)
 
 
@@ -183,7 +182,7 @@ def test_the_fastest_plan_within_a_budget_counts_regions_apart(graph, channels, 
     budget = binding[round(share * (len(binding) - 1))]
     best_ns = min(ns for size, ns, _ in covers if size <= budget)
     result = PlanSearch(graph, table, target, Goal(max_memory_bytes=budget)).best()
-    assert result and result.memory_bytes == memory_of.pool_bytes(result.solution.candidates) <= budget
+    assert result and result.memory_bytes == memory_of.pool_bytes(result.candidates) <= budget
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
     if budget > sizes[0]:
         return
@@ -260,21 +259,6 @@ def some_of(candidates, draw):
         return replace(candidate, tasks=tuple(tasks))
 
     return tuple(map(with_time, {c.name: c for c in chosen}.values()))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("factor", long_but([1.2], [1.0, 1.2, 1.6, 3.0]))
-def test_a_budget_on_a_time_shared_system_is_kept_when_built(factor):
-    network = frontend.load("toy")
-    graph = prepare.regions(network, SYSTEM)
-    min_memory = search(graph, SYSTEM, goal=Goal(objective="memory"))
-    _, smallest = lower_plan(network, min_memory, "cuda+pim")
-    budget = factor * PlanMemory(graph, SYSTEM.dtype).pool_bytes(min_memory.candidates)
-    assert smallest.pool_bytes <= budget / factor
-    within = search(graph, SYSTEM, goal=Goal(max_memory_bytes=budget))
-    _, pool = lower_plan(network, within, "cuda+pim")
-    assert pool.pool_bytes <= budget
-    assert within.evaluation.latency_ns <= min_memory.evaluation.latency_ns
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ from pimflow.placement.solvers.infeasible import infeasible_error
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import Solution
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()
@@ -45,20 +44,34 @@ def bounds_between(evaluations, latency_share, energy_share) -> dict[str, float]
     return bounds
 
 
+def evaluated_plans(graph, table) -> list[EvaluatedPlan]:
+    """Every cover, evaluated."""
+    memory = PlanMemory(graph, QUIET.dtype)
+    return [
+        EvaluatedPlan(
+            candidates=chosen,
+            evaluation=evaluate(graph, chosen, table, QUIET),
+            memory_bytes=memory.pool_bytes(chosen),
+        )
+        for chosen in covers(graph, table)
+    ]
+
+
 @given(problems(max_regions=4), objectives, st.sampled_from(SOLVERS), shares, shares)
 @settings(max_examples=examples(90))
 def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
     graph, table = problem
-    evaluations = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
+    all_plans = evaluated_plans(graph, table)
+    evaluations = [plan.evaluation for plan in all_plans]
     goal = Goal(
         objective=objective, solver=solver, **bounds_between(evaluations, latency_share, energy_share)
     )
-    allowed = [goal.value(evaluation) for evaluation in evaluations if goal.allows(evaluation)]
+    allowed = [goal.value(plan.evaluation) for plan in all_plans if goal.allows(plan)]
     best = PlanSearch(graph, table, QUIET, goal).best()
     if not allowed:
         assert best is None
         return
-    assert goal.allows(best.evaluation)
+    assert goal.allows(best)
     assert goal.value(best.evaluation) == pytest.approx(min(allowed), rel=1e-9)
 
 
@@ -67,14 +80,7 @@ def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency
 def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_share, error_share):
     """A looser bound never makes a worse plan, and what is refused says the least error that there is."""
     graph, table = problem
-    all_plans = [
-        EvaluatedPlan(
-            solution=Solution(candidates=chosen),
-            evaluation=evaluate(graph, chosen, table, QUIET),
-            memory_bytes=PlanMemory(graph, QUIET.dtype).pool_bytes(chosen),
-        )
-        for chosen in covers(graph, table)
-    ]
+    all_plans = evaluated_plans(graph, table)
     bounds = bounds_between([plan.evaluation for plan in all_plans], latency_share, None)
     errors = [plan.error for plan in all_plans]
     tight = min(errors) + (error_share or 0.0) * (max(errors) - min(errors))
@@ -86,9 +92,7 @@ def test_errors_add_up_to_no_more_than_asked_for(problem, objective, latency_sha
         best = plans.best()
         assert (best is None) == (not allowed)
         if best is None:
-            min_error = min(
-                plan.error for plan in all_plans if replace(goal, max_error=None).allows(plan.evaluation)
-            )
+            min_error = min(plan.error for plan in all_plans if replace(goal, max_error=None).allows(plan))
             least_ns = min(plan.evaluation.latency_ns for plan in all_plans if plan.error <= max_error)
             refusal = infeasible_error([plans])
             assert str(refusal).startswith("latency of") and "within the other bounds" in str(refusal)
@@ -182,19 +186,16 @@ def test_a_goal_that_means_nothing_is_refused(changes, error):
 @settings(max_examples=examples(40))
 def test_the_smallest_plan_within_the_bounds_and_of_those_the_fastest(problem, latency_share, energy_share):
     graph, table = problem
-    memory = PlanMemory(graph, QUIET.dtype)
-    all_plans = [
-        (evaluate(graph, cover, table, QUIET), memory.pool_bytes(cover)) for cover in covers(graph, table)
-    ]
-    bounds = bounds_between([evaluation for evaluation, _ in all_plans], latency_share, energy_share)
+    all_plans = evaluated_plans(graph, table)
+    bounds = bounds_between([plan.evaluation for plan in all_plans], latency_share, energy_share)
     goal = Goal(objective="memory", **bounds)
-    allowed = [(size, figures.latency_ns) for figures, size in all_plans if goal.allows(figures)]
+    allowed = [(p.memory_bytes, p.evaluation.latency_ns) for p in all_plans if goal.allows(p)]
     best = PlanSearch(graph, table, QUIET, goal).best()
     if not allowed:
         assert best is None
         return
     least_bytes, least_ns = min(allowed)
-    assert (best.memory_bytes, goal.allows(best.evaluation)) == (least_bytes, True)
+    assert (best.memory_bytes, goal.allows(best)) == (least_bytes, True)
     assert best.evaluation.latency_ns == pytest.approx(least_ns, rel=1e-9)
 
 
@@ -224,7 +225,7 @@ def test_no_plan_within_the_rows_is_better(problem, data):
     small = replace(BASE, pim=replace(BASE.pim, rows_per_bank=BASE.pim.row_base + at_most))
     result = PlanSearch(graph, table, small, Goal()).best()
     assert result.evaluation.latency_ns == pytest.approx(best_ns, rel=1e-9)
-    assert sum(c.footprint.bank_rows for c in result.solution.candidates) <= at_most
+    assert sum(c.footprint.bank_rows for c in result.candidates) <= at_most
 
 
 def test_what_can_be_met_fits_into_the_rows():

@@ -19,10 +19,10 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
+from pimflow.placement.solvers.criteria import LATENCY
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import LATENCY
 
 SYSTEM = system(dtype="fp32", splits="grid", channel_sharing="partitioned").with_launches(
     gpu_ns=500.0, pim_ns=200.0
@@ -60,7 +60,7 @@ def toy():
     plans = PlanSearch(graph, table, SYSTEM, Goal())
     all_plans = [
         EvaluatedPlan(
-            solution=cover,
+            candidates=cover,
             evaluation=SimpleNamespace(
                 latency_ns=latency_ns, energy_pj=energy_pj + plans.energy.per_ns * latency_ns
             ),

@@ -27,12 +27,12 @@ from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
+from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
 from pimflow.placement.solvers.evaluate import evaluate, execute
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import COMPARED_LABELS, SearchQuery, search
 from pimflow.placement.solvers.objectives import ROUNDING
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion
 
 JOINED = [(), (0,), (0,), (1, 2)]
 WIDE = [(), (0,), (0,), (0,), (1, 2, 3)]
@@ -208,7 +208,7 @@ def test_no_cover_has_a_lower_product_of_latency_and_energy(kind, data, share):
     best = min(value for value, size in covers if share is None or size <= goal.max_memory_bytes)
     plan = PlanSearch(graph, table, QUIET, goal).best()
     assert same(goal.value(plan.evaluation) / best, 1)
-    assert same(plan.solution.value / best, 1) and plan.solution.gap < 1e-9
+    assert same(plan.value / best, 1) and plan.gap < 1e-9
 
 
 def lanes(count: int, length: int, seed: int) -> tuple:
@@ -272,12 +272,12 @@ def test_a_search_that_ends_early_reports_the_gap(objective):
         PlanSearch(graph, table, QUIET, Goal(objective=objective, search_seconds=seconds)).best()
         for seconds in (60.0, 1e-9)
     )
-    assert full.solution.gap < 1e-9
-    assert hasty.solution.bound <= full.solution.value * (1 + 1e-9)
-    assert full.solution.value <= hasty.solution.value * (1 + 1e-9)
-    assert hasty.solution.gap >= 1 - full.solution.value / hasty.solution.value - 1e-9
+    assert full.gap < 1e-9
+    assert hasty.bound <= full.value * (1 + 1e-9)
+    assert full.value <= hasty.value * (1 + 1e-9)
+    assert hasty.gap >= 1 - full.value / hasty.value - 1e-9
     if objective != "memory":
-        assert 0 < hasty.solution.gap < 1
+        assert 0 < hasty.gap < 1
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

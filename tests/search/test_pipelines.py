@@ -11,7 +11,7 @@ from length import examples
 
 from pimflow import system
 from pimflow.commands.compile.explain import explain
-from pimflow.core.candidate import Cost, makespan_ns
+from pimflow.core.candidate import makespan_ns
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.rewrite import Mode, PipelineRewrite
@@ -225,12 +225,3 @@ def test_a_plan_file_can_name_any_stages(toy):
         with pytest.raises(PlanError, match=says):
             wrong = edited(choice, **changes)
             apply(toy, system(), replace(plan, choices=(*choices[:position], wrong, *choices[position:])))
-
-
-def test_with_stages_a_network_is_never_slower(toy, monkeypatch):
-    accounting = system(accounting="paper", timing="ramulator-pimflow")
-    with_stages = search(toy, accounting)
-    monkeypatch.setattr(pipelines, "candidates", lambda _: {})
-    without = search(toy, accounting)
-    assert with_stages.evaluation.latency_ns <= without.evaluation.latency_ns
-    assert all(Cost.from_candidate(c).latency_ns > 0 for c in with_stages.candidates if c.tasks)

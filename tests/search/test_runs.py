@@ -4,7 +4,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from answers import best_label
 from edited_plans import edited_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,17 +12,11 @@ from problems import covers, graph_of, longest_path_ns, problems, runs
 
 from pimflow import frontend
 from pimflow.commands.compile.explain import explain
-from pimflow.commands.compile.make_report import PlacedNetwork, make_report
-from pimflow.commands.shared import report_text
-from pimflow.commands.shared.memory_report import PoolReport
-from pimflow.commands.shared.report import ExtraReports, GpuPart
 from pimflow.core.candidate import Cost, makespan_ns
-from pimflow.core.output_error import OutputCheck
 from pimflow.core.plan import Plan
 from pimflow.core.rewrite import OPERATOR_KERNELS, FusedGroupRewrite, Mode, PipelineRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import system
-from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 from pimflow.placement import CandidateGenerator, apply, best_plan, plan_application, search
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import evaluate
@@ -40,22 +33,6 @@ def test_the_evaluator_finds_the_longest_path(problem, data):
     evaluation = evaluate(graph, chosen, table, SYSTEM)
     assert evaluation.latency_ns == pytest.approx(longest_path_ns(graph, table, chosen), rel=1e-12)
     assert evaluation.region_times.keys() == {region.name for region in graph.regions}
-
-
-@given(problems(chain=True))
-@settings(max_examples=examples(60))
-def test_no_cover_of_a_chain_is_faster(problem):
-    graph, table = problem
-    best_ns = min(longest_path_ns(graph, table, chosen) for chosen in covers(graph, table))
-    assert best_label(graph, table).latency_ns == pytest.approx(best_ns, rel=1e-12)
-
-
-@given(problems(chain=True))
-@settings(max_examples=examples(30))
-def test_a_plan_does_every_region_once_in_order(problem):
-    graph, table = problem
-    done = [name for c in best_label(graph, table).candidates for name in c.covers]
-    assert done == [region.name for region in graph.regions]
 
 
 def test_what_is_no_run_is_refused():
@@ -123,40 +100,6 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     assert reapplied.candidates == search_result.candidates
     assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
 
-    output = OutputCheck(relative_error=0.0, bound=1.0)
-    verification = SimpleNamespace(
-        is_verified=True,
-        max_relative_error=0.0,
-        bound=1.0,
-        worst=output,
-        outputs=(output,),
-        samples=3,
-        regions=(),
-        timing_violations=0,
-        violations_by_rule={},
-    )
-    report = make_report(
-        PlacedNetwork(search_result=search_result, search_seconds=0.0, gpu_known={}),
-        verification,
-        gpu_part=GpuPart.from_search(search_result, "llvm+pim", CudaKernels(), None, ""),
-        pool=PoolReport(
-            target="llvm+pim",
-            pool_bytes=0,
-            lower_bound_bytes=0,
-            optimal=True,
-            tensors=0,
-            weight_bytes=0,
-            copies=(),
-        ),
-        extras=ExtraReports(),
-        wall_seconds=0.0,
-    )
-    rows = {row.name: row for row in report.regions}
-    assert rows.keys() == {region.name for region in graph.regions}
-    assert rows[names[1]].covers == names and rows[names[1]].latency_ns == 0.0
-    assert sum(row.latency_ns for row in rows.values()) == pytest.approx(report.plan.latency_ns)
-    text = report_text.table(report, None)
-    assert f"with {names[0]}" in text and "the outputs match on 3 samples (" in text
     for name in names:
         explained = explain(search_result, graph.region(name))
         assert [c.covers for c in explained.candidates if c.chosen] == [names]

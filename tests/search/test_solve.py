@@ -4,8 +4,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from answers import best_label
-from length import long_but
 
 from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
@@ -14,8 +12,7 @@ from pimflow.errors import PlanError
 from pimflow.hardware import system
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.schedule import schedules
-from pimflow.placement import CandidateGenerator, Costs, Profiling, profile, search
-from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement import CandidateGenerator, Costs, Profiling, search
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import BuiltIn
 
@@ -29,23 +26,6 @@ CHANGES = {
 }
 # Of time-shared systems, whose candidates do not all go together, test_channel_modes.py tries all covers.
 SYSTEMS = {name: system(channel_sharing="partitioned", **changes) for name, changes in CHANGES.items()}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", long_but(["full", "free launches", "paper"], list(SYSTEMS)))
-def test_no_combination_of_candidates_is_faster(toy, name):
-    """All combinations of the GPU, PIM and two splits of every region, timed by the evaluator."""
-    target = SYSTEMS[name]
-    table = profile(toy, CandidateGenerator(toy, target))
-    table = replace(table, candidates={n: options[:4] for n, options in table.candidates.items()})
-    label = best_label(toy, table)
-    best_ns = min(
-        evaluate(toy, chosen, table, target).latency_ns
-        for chosen in itertools.product(*(table.candidates[r.name] for r in toy.regions))
-    )
-    assert label.latency_ns == pytest.approx(best_ns, rel=1e-12)
-    found_ns = evaluate(toy, label.candidates, table, target).latency_ns
-    assert found_ns == pytest.approx(label.latency_ns, rel=1e-12)
 
 
 @pytest.mark.long

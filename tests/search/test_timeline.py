@@ -9,7 +9,6 @@ from length import long_but
 
 import pimflow
 from pimflow.commands.compile import timeline
-from pimflow.commands.main import main
 from pimflow.core.candidate import RESOURCES
 from pimflow.errors import OutputError, UsageError
 
@@ -81,21 +80,3 @@ def test_what_cannot_be_written_is_refused(found, tmp_path):
         timeline.draw(tmp_path / "t.bmp", found)
     with pytest.raises(OutputError, match="cannot be written"):
         found.write(tmp_path / "no" / "t.json")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "code", "says"),
-    [
-        (["--max-latency", "1ns"], 4, "--max-latency "),
-        (["--max-energy", "1nJ"], 4, "--max-energy "),
-        (["--max-latency", "soon"], 2, "no number above zero in ns"),
-        (["--objective", "energi"], 2, "did you mean energy"),
-        (["--solver", "labels"], 2, "did you mean label"),
-        (["--plot", "t.bmp"], 2, "is written as"),
-    ],
-)
-def test_what_cannot_be_found_says_why(options, code, says, capsys):
-    assert main(["timeline", "toy", "--quiet", *options]) == code
-    said = capsys.readouterr()
-    assert says in said.err and said.err.count("\n") == 1 and not said.out

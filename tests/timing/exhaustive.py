@@ -8,8 +8,6 @@ Left out are streams that another one is never slower than: commands whose effec
 are closed before a COMP used them. A chunk's products are complete before its buffer is written again.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterator

@@ -10,15 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from calibration.aim_simulator import (
-    BEGIN,
-    END,
-    compare,
-    disable_refresh,
-    replace_table,
-    summary,
-    table,
-)
+from calibration.aim_simulator import BEGIN, END, compare, disable_refresh, replace_table, summary, table
 
 from pimflow.core.program import PimProgram
 from pimflow.errors import ProfilerError, UsageError

@@ -1,7 +1,5 @@
 """Energy against sums written out anew, per command, channel and layer."""
 
-from __future__ import annotations
-
 import tarfile
 from dataclasses import replace
 from pathlib import Path

@@ -179,18 +179,6 @@ def test_a_program_that_nobody_could_expand(capsys, tmp_path):
     assert "legality not checked: a channel has more than" in simulate(capsys, path)[1]
 
 
-@pytest.mark.parametrize("keep", (0.0, 0.3, 0.99))
-def test_truncated_and_binary_programs(capsys, tmp_path, keep):
-    path = tmp_path / "cut.pimprog"
-    text = program(BLOCK).to_json()
-    path.write_text(text[: int(keep * len(text))], encoding="utf-8")
-    code, out, err = simulate(capsys, path)
-    assert (code, out) == (3, "") and f"{path}:" in err and err.count("\n") == 1
-    path.write_bytes(b"\xff\xfe\x00" * 100)
-    code, _, err = simulate(capsys, path)
-    assert code == 3 and "not a text file" in err
-
-
 def test_the_first_violations_are_named(tmp_path, capsys):
     """Rule, command and clock, of COMPs on a row that the second G_ACT of a gang left closed."""
     path = tmp_path / "wrong.pim"

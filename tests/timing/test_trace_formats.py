@@ -60,12 +60,6 @@ def pim_line(command) -> str:
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(layer_programs())
-def test_pimprog_is_exact(source):
-    assert PimProgram.from_json(source.to_json()) == source
-
-
-@settings(max_examples=examples(60), deadline=None)
 @given(layer_programs() | programs, st.integers(1, 400))
 def test_pieces_are_the_program(source, most):
     for channel in range(len(source.channels)):

@@ -1,7 +1,5 @@
 """Programs for the timing tests, in a notation short enough to compute their cycles by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write

@@ -155,18 +155,17 @@ def _parse_configured(
     if is_shown:
         sub.make_optional()
     given = sub.given_attributes(lambda: top_parser.parse_known_args(argv)[0])
-    values = config.values(name, config_file.option_names(sub), _all_options)
+    values = config.values(
+        name,
+        config_file.option_names(sub),
+        lambda: {other: list(config_file.option_names(sub)) for other, sub in parser().commands.items()},
+    )
     sources = config_file.apply(config, sub, given, values)
     args, remaining = top_parser.parse_known_args(argv)
     if is_shown:
         shown = config_file.ShownConfig.from_arguments(config, args, sources)
         args.command = lambda arguments: output.show(shown, arguments.json)
     return args, remaining
-
-
-def _all_options() -> dict[str, list[str]]:
-    """The options of all commands, without ``--``."""
-    return {name: list(config_file.option_names(sub)) for name, sub in parser().commands.items()}
 
 
 def _require_utf8(argv: Sequence[str]) -> None:

@@ -128,14 +128,10 @@ class ArtifactFiles:
         One a target, the requested target first.
     interface : Interface
         Without targets and digests, which `write` adds; with outputs and a pool if there are `c_files`.
-    placed_regions : PlacedRegions
-        The regions that the plan places.
     pim : PimSpec
         The device that the programs are for, stored so that they can be read without a device file.
     timeline : str
         The plan's timeline as JSON for Perfetto.
-    report : mapping
-        The report as JSON.
     programs : mapping of str to PimProgram
         By region.
     traced_regions : collection of str

@@ -21,10 +21,6 @@ class AttentionChecks:
     ----------
     products : mapping of str to CacheProduct
         By the symbol that the executable calls.
-    states : PackedStates
-        Which inputs are caches in the banks.
-    inputs : mapping of str to ndarray
-        Inputs of the network.
     """
 
     def __init__(

@@ -43,12 +43,8 @@ class Build:
         The executable with its interface; see `pim_backend.runtime.network_module.pack`.
     programs : dict of str to PimProgram
         By the symbol that the executable calls.
-    splits : dict of str to Split
-        By region that is split.
     kernels : CudaKernels
         CUDA source of the GPU part, and whether it was compiled.
-    memory : MemoryPlan
-        Offsets of all tensors in one pool.
     copies : tuple of TensorCopy
         Parts of tensors that could have been views but are copied.
     calls : tuple of KernelCall
@@ -97,8 +93,6 @@ class LayerPrimitives:
 
     Attributes
     ----------
-    choices : mapping of str to Primitive
-        By layer, the primitive that computes it.
     layouts : mapping of str to str, optional
         Layouts of all other regions, by the names of `primitive_selection.layers.separate_concats`; HWC for
         regions without an entry. If None, a region keeps the layout that all its operands have.
@@ -187,13 +181,7 @@ def apply_search_result(
 
 
 def with_primitives(mod: tvm.IRModule, primitives: LayerPrimitives, *, views: bool = True) -> tvm.IRModule:
-    """`mod` with chosen primitives in place of its convolutions; ignores choices for missing layers.
-
-    Parameters
-    ----------
-    views : bool
-        As for `kernel_groups`.
-    """
+    """`mod` with chosen primitives in place of its convolutions; ignores choices for missing layers."""
     choices, layouts = primitives.choices, primitives.layouts
     layout_by_variable = None if layouts is None else _variable_layouts(mod, choices, layouts, views)
     passes: list[tvm.transform.Pass] = [SelectPrimitives(choices)]

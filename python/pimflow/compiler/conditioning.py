@@ -76,8 +76,6 @@ def output_checks(
 
     Parameters
     ----------
-    stored : Fp16Storage
-        Tensors that the build stores in fp16.
     dtype : str
         The storage type: fp16 or fp32.
     """

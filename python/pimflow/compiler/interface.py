@@ -144,11 +144,6 @@ class Interface:
     ) -> dict[str, np.ndarray]:
         """Sort `inputs` in the network's order and convert them to its dtypes.
 
-        Parameters
-        ----------
-        allow_missing : bool
-            Whether inputs may be missing.
-
         Raises
         ------
         ArtifactError
@@ -169,7 +164,8 @@ class Interface:
                 array = np.asarray(inputs[name])
             except ValueError:
                 raise ArtifactError(f"input '{name}' has rows of different lengths") from None
-            if array.shape != shape or array.dtype.kind not in "biuf":
+            is_number = array.dtype.kind in "biuf" or array.dtype == ml_dtypes.bfloat16
+            if array.shape != shape or not is_number:
                 actual = f"{array.shape} {array.dtype}"
                 raise ArtifactError(f"input '{name}' has shape {shape} and dtype {dtype}, not {actual}")
             rows = self.table_rows.get(name)

@@ -30,8 +30,6 @@ class ModuleWriter:
 
     Attributes
     ----------
-    digests : dict of str to str
-        Digest of every file.
     error : OSError, optional
         Why a file could not be written. TVM would lose its type.
     """

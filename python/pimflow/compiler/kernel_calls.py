@@ -91,7 +91,8 @@ def calls_in_module(scheduled: tvm.IRModule, parts_by_name: Mapping[str, str]) -
             ]
             function = scheduled[callee]
             if spilled:
-                cold += range(len(operands), len(function.params) - _workspaces(function))
+                workspaces = int((function.attrs or {}).get(WORKSPACES, 0))
+                cold += range(len(operands), len(function.params) - workspaces)
             part = parts_by_name.get(callee.name_hint, "other")
             calls.append(KernelCall(name=callee.name_hint, part=part, function=function, cold=tuple(cold)))
     return tuple(calls)
@@ -101,10 +102,6 @@ def live_bytes(scheduled: tvm.IRModule) -> int:
     """Peak bytes of live results of kernels, workspaces included."""
     allocated = tvm.transform.Sequential(phases.tensor_phases())(scheduled)
     return buffers(allocated).liveness().peak_bytes
-
-
-def _workspaces(function: tirx.PrimFunc) -> int:
-    return int((function.attrs or {}).get(WORKSPACES, 0))
 
 
 def last_level_bytes() -> float:

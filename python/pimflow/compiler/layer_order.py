@@ -13,7 +13,7 @@ from pimflow.core.region import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder
-from pimflow.relay_passes.kernels.fuse_groups import chain_regions, region_runs
+from pimflow.relay_passes.kernels.activation_chains import chain_regions, region_runs
 from pimflow.relay_passes.memory.reorder_layers import ReorderLayers, order_constraints
 from pimflow.relay_passes.regions.extract_regions import extract_regions, region_groups
 
@@ -65,8 +65,6 @@ def find_order(
         A required order of the regions; the search then only gives the bound.
     runs : sequence of sequence of str
         Runs of regions that will be one kernel each. A run is one step; tensors inside it are never stored.
-    seconds : float
-        Time limit of the search.
 
     Raises
     ------

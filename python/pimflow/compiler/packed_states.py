@@ -18,8 +18,6 @@ class PackedStates:
 
     Attributes
     ----------
-    inputs : dict of str to PackedCache
-        By name of the input.
     outputs : dict of int to str
         By number of the output, the input whose new value it is.
     """

@@ -29,7 +29,7 @@ from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.pim_backend.runtime.weights_module import create_weights
 from pimflow.placement import SearchResult
 from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
-from pimflow.relay_passes import grid_sample, keep_nan
+from pimflow.relay_passes import grid_sample, integer_division, keep_nan
 from pimflow.relay_passes.flat import CHANNEL_SETS, RESULT, layer_name, main_bindings
 from pimflow.relay_passes.kernels import group_norm, round_bf16
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
@@ -61,6 +61,8 @@ keep_registers.register()
 
 CacheProduct = tuple[CachedAttention, str, int]
 ALLOCATIONS = ("pool", "eager", "lazy")
+# Kernels of operators that TVM's own get wrong.
+_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL | grid_sample.LEGAL | integer_division.LEGAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +71,6 @@ class PlanRewrites:
 
     Attributes
     ----------
-    splits : mapping of str to Split
-        By region that is split.
     programs : mapping of str to PimProgram
         By region wholly or partly on PIM; parts have the names of `stage_name`.
     pipelines : sequence of Pipeline
@@ -195,8 +195,6 @@ class CachesInModule:
     ----------
     products : dict of str to (CachedAttention, str, int)
         By the symbol that the executable calls: the attention, one of its products, and the group.
-    inputs : dict of str to PackedCache
-        By input that is a cache, its layout in the banks.
     """
 
     products: dict[str, CacheProduct]
@@ -255,7 +253,7 @@ def kernel_phases(
         transform.RunCodegen(),
         DropCodegenConstants(),
         relax.backend.DispatchSortScan(),
-        transform.LegalizeOps(keep_nan.LEGAL | round_bf16.LEGAL | group_norm.LEGAL | grid_sample.LEGAL),
+        transform.LegalizeOps(_LEGAL),
         transform.AnnotateTIROpPattern(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),

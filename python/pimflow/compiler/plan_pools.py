@@ -27,7 +27,8 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, SearchResult, search
 from pimflow.placement.best_plan import with_candidates, with_plan
-from pimflow.placement.candidates import channel_modes, fused_groups
+from pimflow.placement.candidates import channel_modes, fused_groups, rewrites
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.memory.pool_bound import stored_bytes
 
@@ -44,8 +45,6 @@ class PoolChoice:
         Pool of the plan that the search chose by live bytes.
     frugal_bytes : int
         Pool of the network on the GPU only, in as little memory as possible: what ``pimflow memory`` plans.
-    pool_bytes : int
-        Pool of the plan.
     staged : bool
         Whether the plan is not from the search but mixed from the fastest plan and the one in little memory.
     latency_gap : float
@@ -181,11 +180,6 @@ def plan_within_bound(
 ) -> tuple[SearchResult, PoolChoice]:
     """The best plan for `goal`, which minimises or bounds memory, by pools as they are built.
 
-    Parameters
-    ----------
-    original : RegionGraph, optional
-        See `SearchResult`.
-
     Raises
     ------
     InfeasibleError
@@ -290,8 +284,10 @@ def _mix_plans(
         candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
         search_result = with_candidates(fast, _assign_channels(fast, candidates))
         evaluation = search_result.evaluation
+        # The bound on memory is that on the pool.
+        mixed_plan = EvaluatedPlan(candidates=search_result.candidates, evaluation=evaluation, memory_bytes=0)
         excess_bytes = (
-            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(evaluation) else math.inf
+            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(mixed_plan) else math.inf
         )
         return _MixedPlan(search_result=search_result, cost=(excess_bytes, goal.value(evaluation)))
 
@@ -332,7 +328,6 @@ def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate
     """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
     generator, system = search_result.generator, search_result.system
     if not any(c.uses_pim for c in candidates):
-        return tuple(
-            fused_groups.with_channel_count(generator, c, system.gpu.memory_channels) for c in candidates
-        )
+        channels = system.gpu.memory_channels
+        return tuple(rewrites.make(generator, c.covers, c.rewrite, channels) for c in candidates)
     return tuple(channel_modes.with_gpu_channels(generator, c) for c in candidates)

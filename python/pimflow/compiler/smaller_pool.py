@@ -82,8 +82,6 @@ class NetworkRewrite:
 
     Attributes
     ----------
-    original, network : Network
-        Before and after.
     demanded : bool
         Whether the rewrite is required, whatever memory it takes.
     kept_because : str

@@ -42,8 +42,6 @@ class Verification:
     ----------
     regions : tuple of RegionCheck
         Checks of all PIM regions, on the inputs that they got in the run.
-    outputs : tuple of OutputCheck
-        Checks of all outputs of the network.
     violations_by_rule : dict of str to int, or None
         Commands of timing `CHECKED_TIMING` that the independent checker found to be illegal; None where the
         system has the published timing, which is not legal. External simulators do not report the clocks of
@@ -90,6 +88,11 @@ class Verification:
         """Whether all PIM regions and outputs match their references."""
         return self.worst.matches and all(r.matches for r in self.regions)
 
+    @property
+    def is_in_range(self) -> bool:
+        """Whether the values of all PIM regions are in the range of what stores them."""
+        return all(r.in_range for r in self.regions)
+
     def require(self) -> None:
         """Raise `VerificationError`, which names what differs, unless `is_verified` and free of
         violations.
@@ -111,8 +114,8 @@ class Verification:
 def beyond_fp16(layer: str) -> str:
     """The message about a layer on PIM whose values are too large for fp16."""
     return (
-        f"layer '{layer}' on PIM has values beyond fp16, above 65504: compile with --dtype fp32, or scale "
-        "the inputs or weights"
+        f"layer '{layer}' on PIM has values beyond fp16, above 65504: compile with --dtype fp32, scale the "
+        "inputs or weights, or give inputs that it is made for (--input)"
     )
 
 
@@ -187,19 +190,7 @@ def require_finite(expected: Sequence[np.ndarray]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildObservation:
-    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet.
-
-    Attributes
-    ----------
-    inputs, outputs
-        Inputs and outputs of the run.
-    stored : Stored
-        Tensors that the build stores in fp16.
-    dtype : str
-        The storage type.
-    regions, violations_by_rule, inexact
-        See `Verification`.
-    """
+    """A run of a build, with checked PIM regions and commands; its outputs are not compared yet."""
 
     inputs: Mapping[str, np.ndarray]
     outputs: Sequence[np.ndarray]

@@ -60,8 +60,6 @@ class Task:
         Whether it only changes the mode of PIM's channels, and computes nothing.
     after : tuple of int
         Tasks of the same candidate that must have ended, by position.
-    buffers : tuple of str
-        Tensors read or written.
     moved_bytes : int
         Bytes over the DRAM channels or the crossbar.
     energies_pj : dict of str to float
@@ -105,6 +103,11 @@ class Task:
     def with_launch_ns(self, launch_ns: float) -> Task:
         """The task with another launch time."""
         return self if launch_ns == self.launch_ns else with_fields(self, launch_ns=launch_ns)
+
+
+def in_sequence(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Tasks of which each waits for the one before."""
+    return tuple(task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks))
 
 
 Record = TypeVar("Record", "Task", "Candidate")

@@ -61,8 +61,6 @@ class LayerChain:
     ----------
     method : str
         ``tucker``, ``cp``, ``tt``, or ``svd``, which all of them are for a 1x1 window.
-    ranks : tuple of int
-        In the order of the chain.
     relative_error : float
         Error of the filters: Frobenius norm of the difference over that of the layer's filters.
     geometry : ConvGeometry
@@ -71,8 +69,6 @@ class LayerChain:
         In order; the bias comes after the last.
     upsampling : Upsampling, optional
         For a transposed convolution; its map is cropped before the last link.
-    rule : str
-        The rule that gave the ranks, as text.
     """
 
     layer: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pimflow.core.json_form import Json, json_form
 from pimflow.errors import UsageError
@@ -36,6 +36,20 @@ class Rows(list[Row]):
     def to_pandas(self) -> DataFrame:
         """The rows as a data frame; raises `UsageError` where pandas is not installed."""
         return data_frame(self)
+
+
+class Tabular:
+    """A result that converts to a table: a row for each element of its attribute named by ``rows``."""
+
+    _rows: ClassVar[str]
+
+    def __init_subclass__(cls, rows: str = "", **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._rows = rows or cls._rows
+
+    def to_pandas(self) -> DataFrame:
+        """The rows as a data frame; raises `UsageError` where pandas is not installed."""
+        return data_frame(getattr(self, self._rows))
 
 
 def row_json(row: Any) -> Json:

@@ -19,8 +19,6 @@ class GraphByLength:
 
     Attributes
     ----------
-    places : int
-        Positions of the caches.
     longer, shorter : (int, RegionGraph)
         Number of tokens that a step attends to, and its regions.
     """

@@ -24,11 +24,6 @@ def bind_arguments(
 ) -> inspect.BoundArguments:
     """Bind the arguments of a call of `name` to its parameters.
 
-    Parameters
-    ----------
-    keywords : collection of str
-        Keywords that it accepts.
-
     Raises
     ------
     UnknownNameError

@@ -49,8 +49,6 @@ class Lifetime:
     ----------
     begin, end : int
         First step that writes it, and one past the last step that uses it.
-    memory : str
-        Memory region that holds it.
     alias : str
         Alias class: buffers of one class share their bytes. If empty, it shares them with no other.
     within_bytes : int

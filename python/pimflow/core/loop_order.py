@@ -18,8 +18,6 @@ class LoopOrder:
     ----------
     stationary : str
         One of `STATIONARY`.
-    buffers : int
-        Global buffers that it uses.
     pixels : int
         Pixels that a GWRITE puts side by side into one buffer. With fewer, the bus is free for READRES
         sooner; with more, a row is opened for more pixels.

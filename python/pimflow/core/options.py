@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 # Called with the name of an option and a value: returns the value that is kept, or raises `UsageError`.
 Check = Callable[[str, Any], Any]
 _KEY = "option"  # of the metadata of a field
+# Names of an entry of a docstring.
+_DOCUMENTED = re.compile(r"^(\w+(?:, \w+)*)(?: : .*)?\n    ", re.MULTILINE)
+_INDENT = " " * 4
 MAX_VALUE_CHARACTERS = 80  # of a wrong value, in a message
 
 
@@ -45,8 +50,6 @@ class Option:
     check : callable, optional
         Check of a value from anywhere; by default that it has the type of the field, if that is a simple
         one, or that it is one of `choices`.
-    is_flag : bool
-        Whether the option is on or off.
     is_mapping : bool
         Whether the option is a mapping: the command line repeats it for each item, which `parse` gives.
     is_convention : bool
@@ -109,6 +112,18 @@ def _complete(item: Field[Any], cls: type) -> Option:
         check=declared.check or (check if types or declared.choices else None),
         is_flag=kind == "bool",
     )
+
+
+def options_text(cls: type, doc: str = "") -> str:
+    """The options of a dataclass as a section of a docstring in NumPy's form, but those in `doc`."""
+    known = {name for names in _DOCUMENTED.findall(doc) for name in names.split(", ")}
+    lines = ["Options", "-------"]
+    for item in fields(cls):
+        declaration = declarations(cls).get(item.name)
+        if declaration is not None and declaration.help and item.name not in known:
+            text = re.sub(r"%\(default\)\w", str(item.default), declaration.help)
+            lines += [item.name, textwrap.fill(text, 104, initial_indent=_INDENT, subsequent_indent=_INDENT)]
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def field_names(cls: type) -> tuple[str, ...]:

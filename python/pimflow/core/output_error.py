@@ -50,8 +50,6 @@ class OutputCheck:
 
     Attributes
     ----------
-    relative_error : float
-        See `output_error.relative_error`.
     bound : float
         Maximum `relative_error` that matches.
     reference_deviation : float or None

@@ -185,8 +185,6 @@ class Plan:
         Memory channels that serve the GPU: all of them in a plan without PIM.
     choices : tuple of Choice
         In execution order; together they cover every region once.
-    latency_ns : float
-        Latency that the solver predicts.
     lower_bound_ns : float
         Lower bound on the latency of any plan over the same candidates.
     ranks : dict of str to str
@@ -204,6 +202,11 @@ class Plan:
     lower_bound_ns: float
     ranks: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+
+    @property
+    def uses_pim(self) -> bool:
+        """Whether PIM computes any part of it."""
+        return any(choice.uses_pim for choice in self.choices)
 
     def choice(self, region: str) -> Choice:
         """The choice for `region`; raises `UnknownNameError` if there is none."""

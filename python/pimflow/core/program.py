@@ -78,8 +78,6 @@ class PimProgram:
 
     Attributes
     ----------
-    region : str
-        Region that it computes.
     pim : str
         Name of the device that it was lowered for.
     dtype : str
@@ -102,8 +100,6 @@ class PimProgram:
         total: it adds the products of a column in one adder tree for any number of lanes.
     row_begin, rows : int
         Rows ``[row_begin, row_begin + rows)`` of every bank belong to the region.
-    channels : tuple of sequence of Node
-        Command stream of each PIM channel.
     schedule : LoopOrder or str
         The loop order of a layer; of other programs a text for people.
     tile_gangs : int
@@ -578,8 +574,6 @@ class MemoryImage:
 
     Attributes
     ----------
-    row_begin : int
-        Row of the first page.
     pages : ndarray, [pages, banks, elements_per_row], float16, bfloat16, float32 or int8
         The distinct contents of a row in all banks of a channel.
     table : ndarray, [channels, rows], int32

@@ -32,8 +32,6 @@ class RangeMap:
 
     Attributes
     ----------
-    extent : int
-        Length of the input axis.
     window, stride, dilation : int
         Window taps, step between windows, step between taps.
     pad_before, pad_after : int

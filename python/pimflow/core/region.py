@@ -56,8 +56,6 @@ class ConvGeometry:
         Input batch, height, width, channels.
     oc : int
         Output channels.
-    kh, kw : int
-        Kernel height and width.
     stride, dilation : tuple of int
         (vertical, horizontal).
     padding : tuple of int
@@ -252,21 +250,15 @@ class Kernel:
         (elementwise, pooling, reduction, copies: all that memory bandwidth bounds).
     m, n, k : int
         GEMM sizes per group: output pixels, output channels, reduction; zero for other kinds.
-    groups : int
-        Number of such GEMMs.
     window : int
         Taps of the convolution window (kh*kw); 1 for pointwise.
     stride : int
         Larger of the two strides.
-    macs : int
-        Multiply-accumulates.
     operations, multiplications : int
         Operations besides `macs`, and the multiplications among them; both 0 where there is at most one
         operation for each element that it moves.
     input_bytes, weight_bytes, output_bytes : int
         Footprints, each byte once; fused operands such as a residual count as input.
-    geometry : ConvGeometry, optional
-        Geometry of the convolution or FC that it computes.
     layers : int
         Number of layers that it computes; a block synchronises its threads between two layers. A layer that
         is computed in chunks counts once for each chunk.
@@ -419,8 +411,6 @@ class KernelShape:
     operations, multiplications : int
         Other operations of a kernel without convolution (additions, comparisons, elementwise functions), and
         the multiplications and divisions among them.
-    integers : bool
-        Whether its convolution or product is of integers.
     parts : tuple of Region
         The kernels that a GPU launches for attention, in order.
     """
@@ -495,8 +485,6 @@ class Region:
     operator : str
         Its anchor: ``conv2d``, ``depthwise``, ``grouped``, ``fc``, ``attention``; else the name of its first
         operator.
-    operators : tuple of str
-        Every operator, in order.
     is_view : bool
         True for a region without a kernel: a slice that lies inside its operand, a concatenation whose
         operands lie inside it, or a tensor in another shape.
@@ -508,8 +496,6 @@ class Region:
     inputs : tuple of str
         Regions that produce what it reads, or ``"%name"`` for graph inputs: the anchor's operands first, then
         the epilogue's.
-    input_shapes : tuple of tuple of int
-        Their shapes.
     operands : int
         Number of `inputs` that the anchor reads, directly or through its prologue.
     extra_inputs : tuple of int
@@ -517,8 +503,6 @@ class Region:
         (`KernelShape.extra_output_elements`).
     prologue : tuple of str
         Operators before the convolution, such as the layout transform of a network's input.
-    epilogue : Epilogue
-        Operators after the convolution.
     """
 
     name: str
@@ -633,10 +617,6 @@ class RegionGraph:
 
     Attributes
     ----------
-    name : str
-        Name of the network.
-    outputs : tuple of str
-        Regions of which the network returns a tensor.
     runs : tuple of tuple of str
         Chains of regions that may be one kernel on the GPU.
     fusible : tuple of str

@@ -60,13 +60,7 @@ class FusedGroupRewrite:
 
 @dataclass(frozen=True, kw_only=True)
 class SubstitutionRewrite:
-    """Several regions as other operators on the GPU (`placement.candidates.substitutions`).
-
-    Attributes
-    ----------
-    substitution : str
-        Its name.
-    """
+    """Several regions as other operators on the GPU (`placement.candidates.substitutions`)."""
 
     mode: ClassVar[Mode] = Mode.GPU
     gpu_share: ClassVar[float | None] = 1.0
@@ -108,8 +102,6 @@ class SplitRewrite:
 
     Attributes
     ----------
-    axis : Axis
-        The axis that is split.
     gpu_share : float
         The extent of the GPU's part over that of the axis.
     schedule : str

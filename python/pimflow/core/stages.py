@@ -82,8 +82,6 @@ def stage_rows(maps: Sequence[RangeMap], cuts: Sequence[int]) -> StageRows:
     ----------
     maps : sequence of RangeMap
         Output rows to input rows of every region, in order.
-    cuts : sequence of int
-        See `Pipeline`.
 
     Raises
     ------

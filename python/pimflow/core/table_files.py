@@ -59,8 +59,6 @@ def parse_json(text: str, where: str, error: type[PimflowError]) -> Any:
 
     Parameters
     ----------
-    where : str
-        Name of the file, for messages.
     error
         Raised with the line of a syntax error.
     """

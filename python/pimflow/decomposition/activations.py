@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import tvm
-
 from pimflow.compiler import layer_order
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.relay_passes.decomposition.separate_phases import SeparatePhases
 from pimflow.relay_passes.flat import LAYER_ROLES
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, whole_chains
+from pimflow.relay_passes.kernels.activation_chains import activation_chains
 
 
 def require_decomposed(fuse_activations: bool, decompose: object, network: Network) -> None:
@@ -29,13 +27,6 @@ def with_separate_phases(network: Network) -> Network:
 def with_contiguous_runs(network: Network, system: System) -> Network:
     """`with_separate_phases`, and the regions of each run ordered one directly after the other."""
     return layer_order.with_runs_together(with_separate_phases(network), system)
-
-
-def fuse_runs(module: tvm.IRModule) -> tvm.IRModule:
-    """`module` with every run fused to one kernel; without runs, only its phases are separated."""
-    separated = SeparatePhases()(module)
-    runs = whole_chains(separated)
-    return FuseGroups(runs)(separated) if runs else separated
 
 
 def require_chains(network: Network) -> list[list[str]]:

@@ -89,8 +89,6 @@ class _Mixture:
 
     Attributes
     ----------
-    generator : CandidateGenerator
-        Of that network.
     rules : dict of str to int
         By decomposed layer, the number of its rule.
     """
@@ -364,8 +362,9 @@ class AlternativeCandidates:
 
         def generate() -> list[tuple[_Mixture, Candidate]]:
             """Generate the candidates of the groups, each with its mixture."""
+            kernel_channels = channels or self.base.generator.task_builder.kernel_channels
             group_candidates = [
-                (mixture, fused_groups.make(mixture.generator, tiled.covers, channels or None, tiled.tiling))
+                (mixture, fused_groups.make(mixture.generator, tiled.covers, kernel_channels, tiled.tiling))
                 for mixture, tiled in groups
             ]
             if channels:
@@ -395,14 +394,14 @@ class AlternativeCandidates:
     def best(self) -> DecompositionChoice | None:
         """The best choice; None if no plan keeps to the bounds."""
         mixed_plan, gpu_only_plan = self.plans.best(), self.gpu_only_plans.best()
-        if mixed_plan and not any(c.uses_pim for c in mixed_plan.solution.candidates):
+        if mixed_plan and not mixed_plan.uses_pim:
             mixed_plan = None  # with all channels such a plan is faster
         plans = [plan for plan in (gpu_only_plan, mixed_plan) if plan]
         if not plans:
             return None
         best = min(plans, key=self.goal.rank)
         rules: dict[str, int | None] = dict(self.rules)
-        for candidate in best.solution.candidates:
+        for candidate in best.candidates:
             rules |= self.rules_by_candidate[candidate.covers[0], candidate.name]
         layers = {layer: rule for layer in self.alternatives.chains if (rule := rules.get(layer)) is not None}
         return DecompositionChoice(

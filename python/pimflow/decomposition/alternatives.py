@@ -16,14 +16,10 @@ class DecompositionAlternatives:
 
     Attributes
     ----------
-    original : RegionGraph
-        The original.
     decomposed : tuple of RegionGraph
         One for each rule, which decides the ranks: they differ only in sizes of tensors and filters.
     chains : dict of str to tuple of str
         By decomposed layer, the regions of its chain, in order.
-    rules : tuple of str
-        Names of the rules of `decomposed`.
     errors : dict of str to tuple of float
         By layer, the error of its chain by each rule (`LayerAlternative.error`); 0 for layers that are not
         in it.
@@ -96,7 +92,7 @@ class DecompositionAlternatives:
             and operands == _operands(original_layer)
             and self._is_equivalent(graph.consumers[last.name], self.original.consumers[layer])
             and self._is_equivalent(
-                _side_result_readers(graph, first.name), _side_result_readers(self.original, layer)
+                _extra_output_readers(graph, first.name), _extra_output_readers(self.original, layer)
             )
             and layer not in self.original.extra_outputs
             and (first.prologue, first.operands) == (original_layer.prologue, original_layer.operands)
@@ -120,16 +116,15 @@ class DecompositionAlternatives:
     def mixture(self, rules: Mapping[str, int]) -> RegionGraph:
         """The network with the layers `rules` decomposed, each by the rule of that number.
 
-        All other layers are original. The `dependent_layers` layers must all have the same rule, or all be
-        original.
+        All other layers are original. All `dependent_layers` must have the same rule, or be original.
         """
         uniform = {rules.get(layer) for layer in self.chains}
         if len(uniform) == 1:
             return self._uniform_graph(uniform.pop())
         base_rule = rules.get(self.dependent_layers[0]) if self.dependent_layers else 0
         base = self._uniform_graph(base_rule)
-        # From the region of `base` that stores a layer's result, or a tensor beside it, to the mixture's.
-        results, side_results = (
+        # From the region of `base` that stores a layer's result, or an extra output, to the mixture's.
+        results, extra_outputs = (
             {
                 (layer_name if base_rule is None else self.chains[layer_name][link]): self.chains[layer_name][
                     link
@@ -148,41 +143,39 @@ class DecompositionAlternatives:
             elif region.name == (layer if base_rule is None else self.chains[layer][0]):
                 regions += self._replacement_regions(layer, base, self._uniform_graph(rules.get(layer)))
         region_names = {region.name for region in regions}
+        fusible = {*self.original.fusible, *self.decomposed[0].fusible}
         return RegionGraph(
             name=base.name,
             regions=tuple(
-                _with_inputs(region, lambda name, keeps: (side_results if keeps else results).get(name, name))
+                _with_inputs(
+                    region, lambda name, extra: (extra_outputs if extra else results).get(name, name)
+                )
                 for region in regions
             ),
             outputs=tuple(results.get(name, name) for name in base.outputs),
             extra_outputs=base.extra_outputs,
             runs=tuple(run for run in self.decomposed[0].runs if region_names.issuperset(run)),
-            fusible=tuple(region.name for region in regions if region.name in self._fusible),
+            fusible=tuple(region.name for region in regions if region.name in fusible),
         )
 
     def _uniform_graph(self, rule: int | None) -> RegionGraph:
         """The network with all layers decomposed by a rule; the original for None."""
         return self.original if rule is None else self.decomposed[rule]
 
-    @functools.cached_property
-    def _fusible(self) -> frozenset[str]:
-        """Regions, original or of chains, that may be part of groups."""
-        return frozenset((*self.original.fusible, *self.decomposed[0].fusible))
-
     def _replacement_regions(self, layer: str, base: RegionGraph, source: RegionGraph) -> list[Region]:
         """The regions of `layer` in `source`, with the operands that it has in `base`."""
         operands, source_operands = (
             [
-                (name, keeps)
+                (name, is_extra)
                 for region in self._layer_regions(layer, graph)
-                for name, keeps, _ in _operands(region)
+                for name, is_extra, _ in _operands(region)
                 if name not in self.chains[layer]
             ]
             for graph in (base, source)
         )
         names = {operand: name for operand, (name, _) in zip(source_operands, operands, strict=True)}
         return [
-            _with_inputs(region, lambda name, keeps: names.get((name, keeps), name))
+            _with_inputs(region, lambda name, is_extra: names.get((name, is_extra), name))
             for region in self._layer_regions(layer, source)
         ]
 
@@ -192,26 +185,26 @@ class DecompositionAlternatives:
 
 
 def _operands(region: Region) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Name of each operand, whether it is a tensor kept beside a result, and its shape."""
+    """Name of each operand, whether it is an extra output, and its shape."""
     return [
         (name, i in region.extra_inputs, shape)
         for i, (name, shape) in enumerate(zip(region.inputs, region.input_shapes))
     ]
 
 
-def _side_result_readers(graph: RegionGraph, name: str) -> list[str]:
-    """Regions that read the tensor that `name` keeps beside its result."""
+def _extra_output_readers(graph: RegionGraph, name: str) -> list[str]:
+    """Regions that read the extra output of region `name`."""
     return [
         region.name
         for region in graph.regions
-        for read, keeps, _ in _operands(region)
-        if keeps and read == name
+        for read, is_extra, _ in _operands(region)
+        if is_extra and read == name
     ]
 
 
 def _with_inputs(region: Region, new_name: Callable[[str, bool], str]) -> Region:
-    """`region` with renamed operands: `new_name` maps a name, and whether it is kept beside a result."""
-    return replace(region, inputs=tuple(new_name(name, keeps) for name, keeps, _ in _operands(region)))
+    """`region` with renamed operands: `new_name` maps a name, and whether it is an extra output."""
+    return replace(region, inputs=tuple(new_name(name, is_extra) for name, is_extra, _ in _operands(region)))
 
 
 def _epilogue_properties(region: Region) -> tuple[object, ...]:

@@ -30,10 +30,6 @@ class Calibration:
         In the network's order and dtypes.
     labels : ndarray or None
         [samples] of classifiers, [samples, height, width] of maps.
-    batch : int
-        Samples in one inference of the network.
-    classes : int
-        Classes of the network.
     maps : bool
         Whether it gives every pixel a class ([batch, classes, height, width]), or only the whole sample.
     """

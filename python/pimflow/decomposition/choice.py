@@ -18,7 +18,7 @@ from pimflow.frontend import Network
 from pimflow.fusion.kernels.relax_formulas import regions_of
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal
-from pimflow.relay_passes.kernels.fuse_groups import activation_chains
+from pimflow.relay_passes.kernels.activation_chains import activation_chains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,6 @@ class LayerSelector:
     ----------
     goal : Goal
         What the search over layers and their chains minimises, and its bounds.
-    fuse_activations, fuse : bool
-        See `pimflow.compile`.
     """
 
     system: System

@@ -28,8 +28,6 @@ def decompose(
 
     Parameters
     ----------
-    layer : str
-        Name of the layer.
     filters : ndarray, [OC, KH, KW, C // groups]
     method : str
         One of `factors.METHODS`.

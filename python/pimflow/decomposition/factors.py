@@ -38,8 +38,6 @@ class Chain:
         [RO, KH, KW, RI], or [R, KH, KW] if depthwise; each axis of the window belongs to one core.
     last : ndarray, [OC, R]
         Filters of the 1x1 convolution at the end.
-    ranks : tuple of int
-        As `RankRule.ranks`.
     """
 
     first: np.ndarray

@@ -40,8 +40,6 @@ def with_chains(
     ----------
     model : ModelProto
         As `zoo.load_model` returns it; not changed.
-    original_layers : mapping of str to DecomposableLayer
-        The original layers, by name.
     pushed_biases : mapping of str to ndarray
         Biases that were pushed through layers; see `Canonicalise`.
 

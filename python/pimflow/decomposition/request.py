@@ -20,8 +20,6 @@ class DecompositionRequest:
 
     Attributes
     ----------
-    text : str
-        The request as the user wrote it.
     method : str
         ``tucker``, ``cp`` or ``tt``.
     rules : tuple of RankRule
@@ -31,8 +29,6 @@ class DecompositionRequest:
         The rule of each layer to decompose, if there are no `rules`.
     path : str
         The file that gives `layers`.
-    first : bool
-        Whether the first convolution is decomposed too.
     fc : bool
         Whether products with constant matrices are decomposed.
     where : str

@@ -32,7 +32,7 @@ from pimflow.relay_passes.decomposition.split_concat import (
     unsplit_elements,
 )
 from pimflow.relay_passes.flat import LAYER_ROLES
-from pimflow.relay_passes.kernels.fuse_groups import region_runs
+from pimflow.relay_passes.kernels.activation_chains import region_runs
 
 # ``pool``: a copy stays if it shrinks the planned pool; ``paper``: if TeMCO's algorithm 1 makes it.
 CRITERIA = ("pool", "paper")

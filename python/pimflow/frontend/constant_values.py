@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from pimflow.zoo.nodes import SHAPES, attributes
+from pimflow.zoo.nodes import SHAPES, attributes, bodies
 
 _LARGEST_CONE = 500  # operators; what takes more is no shape, size or scale
 
@@ -21,8 +21,6 @@ class ConstantValues:
     ----------
     model : ModelProto
         With inferred shapes where known.
-    weights : mapping of str to TensorProto
-        Constants by name.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
@@ -93,7 +91,7 @@ class ConstantValues:
                 constants[tensor] = self._rename(tensor)
                 continue
             node = self.producers.get(tensor)
-            if node is None or len(nodes) > largest or any(a.HasField("g") for a in node.attribute):
+            if node is None or len(nodes) > largest or bodies(node):
                 return None
             if id(node) in done:
                 continue
@@ -142,9 +140,9 @@ def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _names_read(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that a node reads, by itself or in its bodies; names of the bodies' own are among them."""
+    """Names that a node and the nodes of its bodies read; tensors inside the bodies are among them."""
     yield from node.input
-    for body in (attribute.g for attribute in node.attribute if attribute.HasField("g")):
+    for body in bodies(node):
         yield from (value.name for value in body.output)
         for inner in body.node:
             yield from _names_read(inner)
@@ -156,7 +154,7 @@ def _fold_once(graph: onnx.GraphProto, values: ConstantValues) -> None:
     for index, node in enumerate(graph.node):
         has_known_shape = node.op_type in SHAPES and node.input[0] in values.shapes
         is_constant = constants.issuperset(filter(None, node.input)) and bool(node.input)
-        if node.op_type in _NEVER_FOLDED or any(a.HasField("g") for a in node.attribute):
+        if node.op_type in _NEVER_FOLDED or bodies(node):
             continue
         if node.op_type == "Constant" or has_known_shape or is_constant:
             constants.update(node.output)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -12,7 +11,7 @@ from onnx import helper, shape_inference
 from pimflow.errors import UnsupportedOpError
 from pimflow.frontend.constant_values import ConstantValues, fold_constants
 from pimflow.zoo.foreign.builder import NodeBuilder
-from pimflow.zoo.nodes import attributes, constant_nodes
+from pimflow.zoo.nodes import attributes, bodies, constant_nodes
 
 OPERATORS = ("If", "Loop", "Scan")
 MOST_TRIPS = 256
@@ -282,12 +281,8 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for field in (node.input, node.output):
         for index, name in enumerate(field):
             field[index] = names.get(name, name)
-    for body in _bodies(node):
+    for body in bodies(node):
         for inner in body.node:
             _rename(inner, names)
         for value in body.output:
             value.name = names.get(value.name, value.name)
-
-
-def _bodies(node: Any) -> Iterator[onnx.GraphProto]:
-    return (attribute.g for attribute in node.attribute if attribute.HasField("g"))

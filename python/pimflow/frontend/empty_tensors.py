@@ -20,8 +20,6 @@ def fold_empty_tensors(model: onnx.ModelProto, weights: Mapping[str, onnx.Tensor
     ----------
     model : ModelProto
         With fixed shapes of inputs, and without its weights.
-    weights : mapping of str to TensorProto
-        All weights by name.
     """
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer} | weights

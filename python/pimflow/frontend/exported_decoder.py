@@ -46,14 +46,6 @@ class ExportedDecoder(ABC):
         `counted`, a step is one token: with several, unused places would have to be after them.
     grows : bool
         Whether a step appends its tokens to the caches; else caches have all places from the start.
-    kinds : dict of str to dtype
-        Type of every input.
-    ranks : dict of str to int
-        Dimensions of every input.
-    outputs : tuple of str
-        Names of the outputs.
-    logits : str
-        Name of the output with logits.
     max_batch : int or None
         Largest number of sequences; None if any.
     """

@@ -34,8 +34,6 @@ def layer_names(
 
     Parameters
     ----------
-    result : Var
-        Variable of the imported layer.
     builder : BlockBuilder
         Has the bindings of variables.
     named_variables : container of Var

@@ -21,6 +21,7 @@ from pimflow.frontend import (
     onnx_runtime,
     perturbed_relax,
     perturbed_torch,
+    relax_draws,
     relax_module,
     torch_module,
     torch_program,
@@ -190,6 +191,8 @@ def load(
             module=module,
             inputs=relax_module.inputs(module),
             reference=reference,
+            table_rows=relax_draws.index_bounds(module),
+            draws=relax_draws.input_draws(module),
             perturbed=functools.partial(perturbed_relax.reference_with_roundings, fixed),
         )
     if program:
@@ -229,6 +232,8 @@ def _torch_network(
         module=module,
         inputs=relax_module.inputs(module),
         reference=imported.reference,
+        table_rows=relax_draws.index_bounds(module),
+        draws=relax_draws.input_draws(module),
         output_names=imported.results,
         perturbed=functools.partial(
             perturbed_torch.reference_with_roundings,

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from pimflow.frontend.float8 import FLOAT8
 from pimflow.frontend.onnx_algebra import cumulative_product, determinant
 from pimflow.frontend.onnx_deformable import deform_conv
 from pimflow.frontend.onnx_indexing import (
@@ -144,6 +145,31 @@ def lp_pool(node: ExpandedNode) -> None:
     node.bind(node.builder.emit("LpPool", [node.operand(0)], pads=pads, **kept))
 
 
+def quantize_float8(node: ExpandedNode) -> None:
+    """Expand a QuantizeLinear to numbers of 8 bits with an exponent, or their DequantizeLinear.
+
+    Their zero point is 0.
+    """
+    emit, attrs, scale = node.builder.emit, node.attrs, node.operand(1)
+    if node.shape(1):
+        axis, rank = attrs.get("axis", 1), node.rank(0)
+        scale = node.builder.reshape(scale, [-1, *[1] * (rank - 1 - axis % rank)])
+    if node.proto.op_type == "DequantizeLinear":
+        node.bind(emit("Mul", [emit("Cast", [node.operand(0)], to=TensorProto.FLOAT), scale]))
+        return
+    kind = node.kind(2) if node.operand(2) else attrs["output_dtype"]
+    quotient = emit("Div", [node.operand(0), scale])
+    node.bind(emit("Cast", [quotient], to=kind, saturate=attrs.get("saturate", 1)))
+
+
+def quantize(node: ExpandedNode) -> None:
+    """Expand a quantisation in blocks, or of types with an exponent."""
+    if node.attrs.get("block_size", 0):
+        quantize_blocks(node)
+    else:
+        quantize_float8(node)
+
+
 def eye_like(node: ExpandedNode) -> None:
     """Expand EyeLike: a constant."""
     rows, columns = node.shape(0)
@@ -194,7 +220,7 @@ def batch_first(node: ExpandedNode) -> None:
 
 BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
     **{("", kind): batch_first for kind in RECURRENT},
-    **{("", kind): quantize_blocks for kind in ("QuantizeLinear", "DequantizeLinear")},
+    **{("", kind): quantize for kind in ("QuantizeLinear", "DequantizeLinear")},
     ("", "BatchNormalization"): batch_normalization,
     ("", "Col2Im"): col2im,
     ("", "CumProd"): cumulative_product,
@@ -220,8 +246,14 @@ BODIES: dict[tuple[str, str], Callable[[ExpandedNode], None]] = {
 }
 
 
-def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
-    """Whether TVM's importer computes a node wrongly; `scalars` are constants of one element."""
+def needs_body(node: onnx.NodeProto, scalars: set[str], floats8: set[str]) -> bool:
+    """Whether TVM's importer computes a node wrongly.
+
+    Parameters
+    ----------
+    scalars, floats8 : set of str
+        Constants of one element, and tensors of 8 bits with an exponent.
+    """
     if operator_key(node) not in BODIES:
         return False
     attrs = attributes(node)
@@ -234,7 +266,8 @@ def needs_body(node: onnx.NodeProto, scalars: set[str]) -> bool:
     if node.op_type == "LpPool":
         return bool(attrs.get("ceil_mode", 0))
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-        return bool(attrs.get("block_size", 0))
+        is_float8 = not floats8.isdisjoint(node.input) or attrs.get("output_dtype", 0) in FLOAT8
+        return bool(attrs.get("block_size", 0)) or is_float8
     if node.op_type in RECURRENT:
         return bool(attrs.get("layout", 0))
     if node.op_type == "MaxPool":

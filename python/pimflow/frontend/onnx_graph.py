@@ -18,6 +18,7 @@ from tvm.relax.analysis import free_vars
 from pimflow import zoo
 from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, last_line
 from pimflow.frontend.empty_tensors import fold_empty_tensors
+from pimflow.frontend.float8 import FLOAT8
 from pimflow.frontend.naming import with_names
 from pimflow.frontend.onnx_bodies import BODIES, needs_body
 from pimflow.frontend.onnx_importer import NamingImporter
@@ -108,7 +109,10 @@ def _expand(model: onnx.ModelProto, weights: onnx.GraphProto) -> None:
     fuse_quantised_layers(model, tensors | foreign.constants(model.graph))
     foreign.expand(model, tensors)
     scalars = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
-    foreign.expand(model, tensors, BODIES, functools.partial(needs_body, scalars=scalars))
+    floats8 = {name for name, tensor in tensors.items() if tensor.data_type in FLOAT8}
+    floats8 |= {value.name for value in model.graph.value_info if value.type.tensor_type.elem_type in FLOAT8}
+    needs = functools.partial(needs_body, scalars=scalars, floats8=floats8)
+    foreign.expand(model, tensors, BODIES, needs)
 
 
 def _import(model: onnx.ModelProto, weights: onnx.GraphProto, keep_params: bool = False) -> tvm.IRModule:
@@ -157,15 +161,10 @@ def _check_operators(model: onnx.ModelProto) -> None:
     """Raise `UnsupportedOpError`, which names operator and node, if the importer has no rule for a node."""
     unsupported = [node for node in model.graph.node if not is_supported(node)]
     if unsupported:
-        kinds = sorted({n.op_type for n in unsupported} - {unsupported[0].op_type})
+        first = unsupported[0]
+        kinds = sorted({n.op_type for n in unsupported} - {first.op_type})
         others = f"; nor can {', '.join(kinds)}" if kinds else ""
         raise UnsupportedOpError(
-            f"model '{model.graph.name}': operator {unsupported[0].op_type} of node "
-            f"'{_node_label(unsupported[0])}' cannot be "
-            f"imported{others}; export the network without it, or cut the model there"
+            f"model '{model.graph.name}': operator {first.op_type} of node '{first.name or first.output[0]}' "
+            f"cannot be imported{others}; export the network without it, or cut the model there"
         )
-
-
-def _node_label(node: onnx.NodeProto) -> str:
-    """A node's name, or that of its result if it has none."""
-    return node.name or next(iter(node.output), "")

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import tvm
-from onnx import helper
+from onnx import helper, numpy_helper
 from tvm import relax, topi
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from pimflow import zoo
 from pimflow.errors import ModelError, UnsupportedOpError, last_line
+from pimflow.frontend.float8 import FLOAT8, float8_values
 from pimflow.frontend.integer_products import convert_integer_product
 from pimflow.frontend.naming import layer_names
 from pimflow.frontend.onnx_attention import CONVERTERS
@@ -84,6 +85,11 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
         for value in filter(zoo.is_weight, self.weights.input):
             self._nodes[value.name] = relax.const(_draw_weight(value))
         return super().from_onnx(graph, opset)
+
+    def _parse_array(self, tensor_proto):
+        if tensor_proto.data_type not in FLOAT8:
+            return super()._parse_array(tensor_proto)
+        return tvm.runtime.tensor(numpy_helper.to_array(tensor_proto).astype(np.float32))
 
     def _convert_operator(self, op_name, node_inputs, attrs, opset):
         try:
@@ -159,6 +165,9 @@ class NamingImporter(onnx_frontend.ONNXGraphImporter):
                 return relax.op.clip(node_inputs[0], low.item(), high.item())
         if op_name == "Cast" and self._is_integral(node_inputs[0], attrs["to"]):
             return relax.op.astype(node_inputs[0], onnx_frontend.get_type(attrs["to"]))
+        if op_name == "Cast" and attrs["to"] in FLOAT8:
+            wide = self._normal(relax.op.astype(node_inputs[0], "float32"))
+            return float8_values(self.bb, wide, FLOAT8[attrs["to"]], bool(attrs.get("saturate", 1)))
         if op_name == "BitCast":
             return self._bit_cast(node_inputs[0], helper.tensor_dtype_to_np_dtype(attrs["to"]))
         if op_name == "BitShift":

@@ -23,14 +23,10 @@ class Resizing:
 
     Attributes
     ----------
-    dims, counts : tuple of int
-        Shapes of operand and result.
     factors : tuple of float
         By axis, how places of the result are scaled; 1 for axes that stay.
     roi : ndarray, optional
         Begins and ends of all axes, as shares of them.
-    attrs : dict
-        Attributes of the node.
     """
 
     dims: tuple[int, ...]

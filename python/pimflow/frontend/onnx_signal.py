@@ -65,6 +65,19 @@ def _fourier_matrix(count: int, parts: int, length: int, inverse: bool, onesided
         Both: inputs are half of a conjugate symmetric spectrum, and outputs are real. Only the second: only
         the first half of the spectrum is computed.
     """
+    wave = fourier_waves(count, length, inverse, onesided)
+    blocks = [[wave.real, wave.imag], [-wave.imag, wave.real]]
+    if inverse and onesided:
+        blocks = [[wave.real], [-wave.imag]]
+    stacked = np.array(blocks[:parts])  # [parts, parts of outputs, count, outputs]
+    return stacked.transpose(2, 0, 3, 1).reshape(count * parts, -1).astype("float32")
+
+
+def fourier_waves(count: int, length: int, inverse: bool, onesided: bool) -> np.ndarray:
+    """The complex matrix of a transform, [count, outputs], in fp64; parameters as of `_fourier_matrix`.
+
+    One-sided and inverse, the real part of a product with it is the result.
+    """
     half = length // 2 + 1
     outputs = half if onesided and not inverse else length
     turns = np.arange(count)[:, None] * np.arange(outputs) % length
@@ -76,8 +89,4 @@ def _fourier_matrix(count: int, parts: int, length: int, inverse: bool, onesided
     if inverse and onesided:
         wave[half:] = 0
         wave[1 : (length + 1) // 2] *= 2  # with their mirrored partners
-        blocks = [[wave.real], [-wave.imag]]
-    else:
-        blocks = [[wave.real, wave.imag], [-wave.imag, wave.real]]
-    stacked = np.array(blocks[:parts])  # [parts, parts of outputs, count, outputs]
-    return stacked.transpose(2, 0, 3, 1).reshape(count * parts, -1).astype("float32")
+    return wave

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pimflow.frontend.perturbed_onnx import FP16_ROUNDOFF, FP32_ROUNDOFF
 from pimflow.frontend.reference import Fp16Storage, Run
 from pimflow.frontend.torch_caches import program_runner
+from pimflow.frontend.torch_precision import operator_name, single_precision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,7 @@ def reference_with_roundings(
 
         def run_node(self, node: torch.fx.Node) -> Any:
             """The result of a node, rounded as the stored values are."""
-            operator = _operator(node)
+            operator = operator_name(node)
             if not operator:
                 return super().run_node(node)
             args, kwargs = self.fetch_args_kwargs_from_env(node)
@@ -73,7 +74,9 @@ def reference_with_roundings(
                 return round_to_fp16(result)
             return result if operator in _PRODUCTS else scale(result, 2 * FP32_ROUNDOFF)
 
-    run_program = program_runner(read(), names, buffers, RoundingInterpreter, check_guards=False)
+    run_program = program_runner(
+        single_precision(read()), names, buffers, RoundingInterpreter, check_guards=False
+    )
     is_first = True  # it rounds to the nearest, as `onnx_runtime.reference_with_roundings` says
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -86,19 +89,13 @@ def reference_with_roundings(
     return run
 
 
-def _operator(node: torch.fx.Node) -> str:
-    """Name of an operator of ``aten``, such as ``conv2d`` of ``aten.conv2d.default``; else empty."""
-    text = str(node.target)
-    return text.split(".")[1] if node.op == "call_function" and text.startswith("aten.") else ""
-
-
 def _whole_numbers(nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """Nodes whose elements are whole numbers: counts, converted integers, and what is added up of these."""
     import torch
 
     whole: set[torch.fx.Node] = set()
     for node in nodes:
-        value, operator = node.meta.get("val"), _operator(node)
+        value, operator = node.meta.get("val"), operator_name(node)
         is_integral = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
         kept = operator in _KEEPS_WHOLE and node.args[0] in whole
         if is_integral or kept or operator == "histc":
@@ -110,7 +107,7 @@ def _products_of(nodes: Iterable[torch.fx.Node], layers: Iterable[str]) -> set[t
     """Products that `layers` are imported from: those of their torch modules, or all if there are none."""
     from pimflow.frontend.torch_program import path_of
 
-    products = [node for node in nodes if _operator(node) in _PRODUCTS]
+    products = [node for node in nodes if operator_name(node) in _PRODUCTS]
     perturbed = set()
     for layer in layers:
         of_layer = {

@@ -38,11 +38,6 @@ def fuse_quantised_layers(model: onnx.ModelProto, weights: Mapping[str, onnx.Ten
 
     Layers are Conv, MatMul and Gemm with constant weights; scales and zero points are constants. A Relu or
     Clip between goes where the range of the result does the same.
-
-    Parameters
-    ----------
-    weights : mapping of str to TensorProto
-        Constants of the network, by name.
     """
     graph = _LayerFinder(model, weights)
     fused: dict[str, onnx.NodeProto] = {}  # by result of a layer

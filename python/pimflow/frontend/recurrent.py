@@ -119,8 +119,6 @@ class _Direction:
     ----------
     matrices : tuple of _Matrix
         Of the inputs and of the state.
-    biases : list of ndarray
-        Of both.
     order : int
         1 for the order of the inputs, -1 for the opposite one.
     activations : list of functions

@@ -27,8 +27,6 @@ def canonical(
 
     Parameters
     ----------
-    name : str
-        Name of the network, for messages.
     pushed : dict of str to ndarray, optional
         See `Canonicalise`.
 

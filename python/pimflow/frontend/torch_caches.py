@@ -11,6 +11,7 @@ from tvm import relax
 
 from pimflow.errors import ModelError, UnsupportedOpError, last_line
 from pimflow.frontend.reference import Run
+from pimflow.frontend.torch_precision import graph_module_copy
 from pimflow.frontend.torch_scatter import rows_written
 from pimflow.relay_passes.caches import append_tokens
 from pimflow.relay_passes.flat import shape
@@ -72,7 +73,7 @@ def without_constant_inputs(program: torch.export.ExportedProgram) -> torch.expo
     inputs = [spec for spec in signature.input_specs if spec.arg.name not in constants]
     changed = copy.copy(program)
     changed._graph_signature = ExportGraphSignature(inputs, list(signature.output_specs))
-    changed._graph_module = copy.deepcopy(program.graph_module)
+    changed._graph_module = graph_module_copy(program)
     for node in changed.graph_module.graph.nodes:
         if node.op == "placeholder" and node.name in constants and not node.users:
             changed.graph_module.graph.erase_node(node)
@@ -198,12 +199,13 @@ def program_runner(
     inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     module = program.module(check_guards=check_guards)
     runner = interpreter and interpreter(module)
+    types = {node.name: getattr(node.meta.get("val"), "dtype", None) for node in program.graph.nodes}
 
     def run(values: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Results of the program."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in values.items()}
         flat = [
-            arg.value if isinstance(arg, ConstantArgument) else tensors[name]
+            arg.value if isinstance(arg, ConstantArgument) else tensors[name].to(types[arg.name])
             for name, arg in zip(names, inputs, strict=True)
         ]
         args, kwargs = _pytree.tree_unflatten(flat, in_spec)

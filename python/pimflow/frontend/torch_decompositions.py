@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pimflow.frontend import torch_linear_algebra
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,6 +34,56 @@ def _hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     is_plain = (high > 0) & (high < math.inf)
     ratio = (low / high).masked_fill(~is_plain, 0)
     return high * (1 + ratio * ratio).sqrt()
+
+
+# Coefficients of Lanczos's series with g = 7, by Godfrey.
+_LANCZOS = (
+    676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059, 12.507343278686905,
+    -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7,
+)  # fmt: skip
+
+
+def _lgamma(x: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the gamma function by Lanczos's series, and by reflection below one half."""
+    is_low = x < 0.5
+    z = (1 - x).where(is_low, x) - 1
+    series = 0.99999999999980993 + sum(c / (z + k) for k, c in enumerate(_LANCZOS, 1))
+    t = z + 7.5
+    result = (z + 0.5) * t.log() - t + (series * math.sqrt(2 * math.pi)).log()
+    turned = math.log(math.pi) - ((x - x.floor()) * math.pi).sin().log() - result
+    result = turned.where(is_low, result).masked_fill(is_low & (x == x.floor()), math.inf)
+    return result.masked_fill(x.isinf(), math.inf)
+
+
+def _digamma(x: torch.Tensor) -> torch.Tensor:
+    """The derivative of `_lgamma`: six steps up, an asymptotic series, and reflection below zero."""
+    is_low = x < 0
+    z = (1 - x).where(is_low, x)
+    y = z + 6
+    inverse = 1 / (y * y)
+    tail = inverse * (1 / 12 - inverse * (1 / 120 - inverse * (1 / 252 - inverse / 240)))
+    result = y.log() - 0.5 / y - tail - sum(1 / (z + k) for k in range(6))
+    result = (result - math.pi / ((x - x.floor()) * math.pi).tan()).where(is_low, result)
+    result = result.masked_fill(is_low & (x == x.floor()), math.nan)
+    return (-1 / x).where(x == 0, result)
+
+
+def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sums of the logarithms' numbers up to each place: each step adds what lies a power of two before."""
+    import torch
+
+    if x.dim() == 0:
+        return x
+    length, steps = x.shape[dim], 1
+    while steps < length:
+        before = torch.cat(
+            [torch.full_like(x.narrow(dim, 0, steps), -math.inf), x.narrow(dim, 0, length - steps)], dim
+        )
+        top = x.maximum(before)
+        base = top.masked_fill(top.isinf(), 0)
+        x = base + ((x - base).exp() + (before - base).exp()).log()
+        steps *= 2
+    return x
 
 
 def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -122,17 +174,22 @@ def _windows(x: torch.Tensor, dimension: int, size: int, step: int) -> torch.Ten
 
 # By name of the operator and its overload.
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    **torch_linear_algebra.DECOMPOSITIONS,
     "_cdist_forward.default": _distances,
     "_embedding_bag.default": _embedding_bag,
     "_embedding_bag_forward_only.default": _embedding_bag,
+    "_neg_view.default": lambda x: -x,
     "_trilinear.default": _trilinear,
     "copysign.Tensor": _copysign,
+    "digamma.default": _digamma,
     "erfc.default": _erfc,
     "exp2.default": _exp2,
     "fmax.default": _fmax,
     "fmin.default": _fmin,
     "hypot.default": _hypot,
     "kthvalue.default": _kth_value,
+    "lgamma.default": _lgamma,
+    "logcumsumexp.default": _logcumsumexp,
     "median.default": _whole_median,
     "median.dim": _median,
     "rrelu_with_noise_functional.default": _rrelu,

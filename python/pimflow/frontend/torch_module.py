@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import ml_dtypes
 import numpy as np
 
 from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
@@ -141,17 +142,34 @@ class CallForm:
         arrays = {}
         for name, leaf in zip(self.inputs, leaves, strict=True):
             if isinstance(name, str):
-                arrays[name] = leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else np.asarray(leaf)
+                arrays[name] = _array(leaf) if hasattr(leaf, "detach") else np.asarray(leaf)
             elif leaf != name.value:
                 raise UsageError(f"it was compiled for an argument of {name.value!r}, not {leaf!r}")
         return arrays
 
     def result(self, arrays: Sequence[np.ndarray]) -> Any:
         """What the module returns, with these outputs as its tensors."""
-        import torch
         from torch.utils import _pytree
 
-        return _pytree.tree_unflatten([torch.from_numpy(array) for array in arrays], self.out_spec)
+        return _pytree.tree_unflatten([_tensor(array) for array in arrays], self.out_spec)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """The values of a tensor; bf16, which NumPy lacks, as fp32."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    array: np.ndarray = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """An array as a tensor."""
+    import torch
+
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.astype(np.float32)).bfloat16()
+    return torch.from_numpy(array)
 
 
 @dataclass(frozen=True)

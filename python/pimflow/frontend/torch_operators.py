@@ -40,8 +40,11 @@ def _grid_sample(node: torch.fx.Node, importer: ExportedProgramImporter) -> rela
 def _divide(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
     """Convert ``div`` with a rounding mode; the importer gives a number the type of integers."""
     x, divisor = importer.retrieve_args(node)[:2]
-    if not isinstance(divisor, relax.Expr):
-        divisor = relax.const(divisor, str(x.ty.dtype))
+    dtype = str((x if isinstance(x, relax.Expr) else divisor).ty.dtype)
+    x, divisor = (
+        operand if isinstance(operand, relax.Expr) else relax.const(operand, dtype)
+        for operand in (x, divisor)
+    )
     emit, mode = importer.block_builder.emit, node.kwargs.get("rounding_mode")
     if mode == "floor":
         return emit(relax.op.floor_divide(x, divisor))
@@ -96,6 +99,21 @@ def _linear(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var
     product = emit(relax.op.matmul(x, emit(relax.op.permute_dims(weight))))
     bias = given[0] if given else node.kwargs.get("bias")
     return product if bias is None else emit(relax.op.add(product, bias))
+
+
+def _transpose_volumes(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
+    """Convert ``conv_transpose3d``, which the importer lacks."""
+    x, weight, *given = importer.retrieve_args(node)
+    defaults = (None, (1, 1, 1), (0, 0, 0), (0, 0, 0), 1, (1, 1, 1))
+    bias, strides, padding, extra, groups, dilation = (*given, *defaults[len(given) :])
+    emit = importer.block_builder.emit
+    sides = [list(part) * (3 if len(part) == 1 else 1) for part in (strides, padding, extra, dilation)]
+    product = emit(
+        relax.op.nn.conv3d_transpose(x, weight, sides[0], sides[1] * 2, sides[2], sides[3], groups=groups)
+    )
+    if bias is None:
+        return product
+    return emit(relax.op.add(product, emit(relax.op.reshape(bias, (1, -1, 1, 1, 1)))))
 
 
 def _reflect(node: torch.fx.Node, importer: ExportedProgramImporter) -> relax.Var:
@@ -164,6 +182,7 @@ KEPT_OPERATORS = (
     # Else they are batched products of weights that are repeated, where the operand is a permuted view.
     "linear.default",
     "matmul.default",
+    "conv_transpose3d.input",
     *torch_resize.CONVERTERS,
 )
 _LEFT_SHIFTS = ("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
@@ -171,6 +190,7 @@ _RIGHT_SHIFTS = ("__rshift__.Scalar", "__rshift__.Tensor", "bitwise_right_shift.
 # By name of the operator, as TVM's importer takes it.
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Expr]] = {
     "grid_sampler_2d.default": _grid_sample,
+    "conv_transpose3d.input": _transpose_volumes,
     "div.Tensor_mode": _divide,
     "div.Scalar_mode": _divide,
     "elu.default": _elu,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,10 @@ import onnx
 import tvm
 from tvm import relax
 
-from pimflow.errors import ModelError, UnsupportedOpError, UsageError, last_line
+from pimflow.errors import ModelError, PimflowError, UnsupportedOpError, UsageError, last_line
 from pimflow.frontend import relax_module, torch_archive, torch_experts, torch_recurrent
 from pimflow.frontend.naming import anchor_of, layer_names, with_names
-from pimflow.frontend.reference import Reference
+from pimflow.frontend.reference import Reference, Run
 from pimflow.frontend.torch_caches import (
     cache_pairs,
     converters,
@@ -30,9 +31,13 @@ from pimflow.frontend.torch_caches import (
     without_constant_inputs,
     written_buffers,
 )
+from pimflow.frontend.torch_complex import split_complex
+from pimflow.frontend.torch_control_flow import inline_control_flow
 from pimflow.frontend.torch_decompositions import DECOMPOSITIONS
 from pimflow.frontend.torch_module import program_name
 from pimflow.frontend.torch_operators import CONVERTERS, KEPT_OPERATORS
+from pimflow.frontend.torch_precision import cast_results, result_types, single_precision, without_narrow
+from pimflow.host import stderr
 from pimflow.relay_passes.flat import main_bindings
 
 if TYPE_CHECKING:
@@ -103,8 +108,7 @@ class TorchProgram:
     @property
     def outputs(self) -> list[onnx.ValueInfoProto]:
         """The outputs, in ONNX's form."""
-        returned = relax_module.main(self.module).ret_ty
-        types = returned.fields if isinstance(returned, relax.TupleType) else [returned]
+        types = _returned(self.module)
         return [_value(name, tensor_type) for name, tensor_type in zip(self.results, types, strict=True)]
 
 
@@ -125,39 +129,92 @@ def load(model: str | os.PathLike | torch.export.ExportedProgram | TorchProgram)
     """
     if isinstance(model, TorchProgram):
         return model
-    program = open_program(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(program)
-    with warnings.catch_warnings():
+    source = open_program(model)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else program_name(source)
+    with warnings.catch_warnings(), stderr.hidden(), _without_logs():
         warnings.simplefilter("ignore")
-        try:
-            functional = program.run_decompositions(_decompositions())
-            _drop_assertions(functional)
-            imported = without_constant_inputs(with_buffers_as_inputs(functional))
-            mod = _import(imported)
-        except NotImplementedError as error:
-            raise UnsupportedOpError(f"'{name}': {last_line(error)}") from error
-        except Exception as error:  # any error of the importer's operators
-            reason = last_line(error)
-            if _OPEN_SIZE in reason:
-                reason = "an operator compares open sizes; export it with fixed ones"
-            kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
-            raise kind(f"'{name}' cannot be imported: {reason}") from error
+        conversion = _try_import(source, name)
+    if isinstance(conversion, PimflowError):
+        raise conversion
+    program, functional, imported = conversion.program, conversion.functional, conversion.imported
     buffers = written_buffers(functional)
     inputs = tuple(map(str, functional.graph_signature.user_inputs))
     # Decomposition renames results; what the caller knows are the names in the file.
     decomposed = list(map(str, imported.graph_signature.user_outputs))
     results = (*decomposed[: len(buffers)], *map(str, program.graph_signature.user_outputs))
     names = dict(zip(decomposed, results, strict=True))
+    types = [str(tensor.dtype) for tensor in _returned(conversion.module)]
     return TorchProgram(
         name=name,
         program=program,
-        module=mod,
+        module=conversion.module,
         inputs=inputs,
         results=results,
         caches={past: names[present] for past, present in cache_pairs(imported).items()},
         buffers=buffers,
-        reference=Reference(lambda: program_runner(program, inputs, buffers)),
+        reference=Reference(lambda: _typed_run(program_runner(program, inputs, buffers), types)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Conversion:
+    """A program without bf16 and fp16; functional and in fp32; with buffers as inputs; and its module."""
+
+    program: torch.export.ExportedProgram
+    functional: torch.export.ExportedProgram
+    imported: torch.export.ExportedProgram
+    module: tvm.IRModule
+
+
+def _try_import(source: torch.export.ExportedProgram, name: str) -> _Conversion | PimflowError:
+    """The module or an error, which is not raised here: it would keep a builder alive, which then warns."""
+    try:
+        program = without_narrow(source)
+        plain = inline_control_flow(single_precision(program))
+        functional = plain.run_decompositions(_decompositions(plain))
+        _drop_assertions(functional)
+        if (real := split_complex(functional)) is not functional:
+            functional = real.run_decompositions(_decompositions(real))
+        imported = without_constant_inputs(with_buffers_as_inputs(functional))
+        imported = cast_results(imported, result_types(source), cache_pairs(imported).values())
+        module = _import(imported)
+        return _Conversion(program=program, functional=functional, imported=imported, module=module)
+    except (NotImplementedError, UnsupportedOpError) as error:
+        return UnsupportedOpError(f"'{name}': {_reason(error)}")
+    except Exception as error:  # any error of the importer's operators
+        reason = _reason(error)
+        if _OPEN_SIZE in reason:
+            reason = "an operator compares open sizes; export it with fixed ones"
+        kind = UnsupportedOpError if "Unsupported function" in reason else ModelError
+        return kind(f"'{name}' cannot be imported: {reason}")
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """Context in which PyTorch logs no tracebacks of failed attempts."""
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(previous_level)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in a line; without what PyTorch adds about the operator that it traced."""
+    text = str(error).partition("\nWhile executing")[0].strip()
+    return last_line(Exception(text or type(error).__name__))
+
+
+def _returned(mod: tvm.IRModule) -> list[relax.TensorType]:
+    """Types of what ``main`` returns."""
+    returned = relax_module.main(mod).ret_ty
+    return list(returned.fields) if isinstance(returned, relax.TupleType) else [returned]
+
+
+def _typed_run(run: Run, types: Sequence[str]) -> Run:
+    """`run`, whose results have these types."""
+    return lambda values: [y.astype(kind, copy=False) for y, kind in zip(run(values), types, strict=True)]
 
 
 def open_program(
@@ -178,10 +235,8 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise UsageError(
             "reading a .pt2 file needs PyTorch: pip install 'pimflow[torch]', or export to ONNX"
         ) from error
-    previous_level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # it logs tracebacks of failed attempts
     try:
-        with torch_experts.grouped_product_definition():
+        with _without_logs(), torch_experts.grouped_product_definition():
             torch_archive.require_plain(path)
             with torch_archive.weights_only(), torch_archive.plain_containers():
                 program = torch.export.load(path)
@@ -193,8 +248,6 @@ def _read(path: str | os.PathLike) -> torch.export.ExportedProgram:
         raise ModelError(f"'{os.fspath(path)}': pickles more than weights, which is not loaded") from error
     except Exception as error:  # any error of the archive's parts
         raise ModelError(f"'{os.fspath(path)}': is not a torch.export file, or is damaged") from error
-    finally:
-        logging.disable(previous_level)
 
 
 def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
@@ -226,12 +279,14 @@ def _import(program: torch.export.ExportedProgram) -> tvm.IRModule:
     return with_names(mod, {var.name: layer for var, layer in names.items()})
 
 
-def _decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
+def _decompositions(
+    program: torch.export.ExportedProgram,
+) -> dict[torch._ops.OperatorBase, Callable[..., Any]]:
     """PyTorch's decompositions and ours, but for the operators that have converters here."""
     import torch
 
     table = torch.export.default_decompositions()
-    for name in (*KEPT_OPERATORS, *torch_recurrent.OPERATORS):
+    for name in (*KEPT_OPERATORS, *torch_recurrent.unrolled_operators(program)):
         table.pop(_operator(name), None)
     for name, decomposition in DECOMPOSITIONS.items():
         table[_operator(name)] = decomposition

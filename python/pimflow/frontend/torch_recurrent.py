@@ -20,8 +20,22 @@ if TYPE_CHECKING:
 
 # By operator: ONNX's node, and which of PyTorch's gates each of its gates is.
 _KINDS = {"lstm.input": ("LSTM", (0, 3, 1, 2)), "gru.input": ("GRU", (1, 0, 2))}
-OPERATORS = tuple(_KINDS)
 _OPSET = 17
+
+
+def unrolled_operators(program: torch.export.ExportedProgram) -> list[str]:
+    """The recurrent operators that are converted here; LSTMs with projections are decomposed by PyTorch."""
+    has_projections = any(
+        str(node.target) == "aten.lstm.input" and len(node.args[2]) != _weight_count(node)
+        for node in program.graph.nodes
+    )
+    return [name for name in _KINDS if name != "lstm.input" or not has_projections]
+
+
+def _weight_count(node: torch.fx.Node) -> int:
+    """Number of the weights of a layer without projections."""
+    has_biases, layers, _, _, is_bidirectional = node.args[3:8]
+    return (4 if has_biases else 2) * layers * (1 + is_bidirectional)
 
 
 def converters(
@@ -49,7 +63,7 @@ def converters(
             results = importer.block_builder.lookup_binding(results)
         return tuple(results.fields)
 
-    return dict.fromkeys(OPERATORS, convert)
+    return dict.fromkeys(_KINDS, convert)
 
 
 def _model(
@@ -60,8 +74,6 @@ def _model(
     has_biases, layers, _, _, is_bidirectional, batch_first = node.args[3:]
     directions, results = 1 + is_bidirectional, len(shapes)
     count = 4 if has_biases else 2
-    if len(weights) != layers * directions * count:
-        raise NotImplementedError(f"{kind} with projections is not supported")
     names = ["x", "h", "c"][:results]
     builder = NodeBuilder("recurrent")
     (batch, steps, _) = shapes[0] if batch_first else (shapes[0][1], shapes[0][0], 0)

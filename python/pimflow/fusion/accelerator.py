@@ -25,8 +25,6 @@ class Accelerator(OptionSet, group="system"):
     ----------
     on_chip_bytes : int
         Memory for tiles and weights; the paper's "768 KB" read as KiB.
-    bytes_per_second : float
-        Bandwidth between DRAM and on-chip memory.
     operations_per_second : float
         Rate of arithmetic; a multiply-accumulate is two operations.
     dtype : str

@@ -25,12 +25,8 @@ class ChannelRun:
 
     Attributes
     ----------
-    begin, end : int
-        Steps of the group.
     sums : bool
         Whether the last layer sums over the channels of the run; its whole result is on chip.
-    channels : int
-        Number of channels at a time.
     """
 
     begin: int
@@ -183,17 +179,6 @@ def fitting_runs(
     """The smallest number of runs with which untiled layers fit, and their memory; None if no runs fit.
 
     A filter is loaded when it is needed, and no live tensor overlaps another.
-
-    Parameters
-    ----------
-    elements : mapping of str to int
-        Elements of each tensor, all channels together.
-    channels : callable
-        Number of channels of a tensor.
-    capacity : int
-        Elements that fit on chip.
-    sums : bool
-        See `possible_runs`.
     """
     producer_step = {layer.name: step for step, layer in enumerate(layers)}
     first: dict[str, int] = {}

@@ -27,10 +27,6 @@ class TileMemory:
     near_bytes : int
         Size that tiles may take without extra cost: a quarter of a second-level cache of 256 KiB (assumed),
         which leaves space for weights and operands.
-    max_bytes : int
-        Upper bound on the size of tiles.
-    cores : int
-        Number of cores that share the tiles.
     """
 
     near_bytes: int = 64 * 1024

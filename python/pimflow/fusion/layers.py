@@ -48,8 +48,6 @@ class Layer:
     ----------
     kind : str
         One of `KINDS`.
-    inputs : tuple of str
-        Tensors that it reads.
     maps : tuple of tuple of RangeMap
         For each operand, the ranges that a range of the result reads along n, h, w and c.
     filters : int

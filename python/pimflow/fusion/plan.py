@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import Json, json_form
 from pimflow.fusion.accelerator import Accelerator
 from pimflow.fusion.group import Group, Placement
 from pimflow.fusion.layers import LayerGraph
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +30,6 @@ class GroupReport:
         Runs of layers that go channel by channel.
     on_chip_bytes : int or None
         None for a layer that is not fused.
-    dram_bytes : int
-        DRAM traffic of the group.
     """
 
     layers: tuple[str, ...]
@@ -68,7 +62,7 @@ class GroupReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionPlan:
+class FusionPlan(Tabular, rows="group_reports"):
     """A network cut into groups.
 
     Attributes
@@ -103,10 +97,6 @@ class FusionPlan:
             **{name: json_form(getattr(self, name)) for name in figures},
             "groups": json_form(self.group_reports),
         }
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each group; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.group_reports)
 
     @property
     def group_reports(self) -> tuple[GroupReport, ...]:

@@ -25,8 +25,6 @@ class CostedGroup:
     ----------
     positions : tuple of int
         Positions of its layers in the graph, ascending.
-    channel_runs : tuple of ChannelRun
-        See `Group`.
     objective : float
         Value that the search minimises; see `Objective`.
     bound_elements : int
@@ -84,11 +82,6 @@ class RunCosts:
     """The best group of every run of layers, computed when first needed, and of other sets.
 
     A group is profitable if it is no slower than its single layers.
-
-    Parameters
-    ----------
-    progress : callable
-        Called with the share of the runs that is done.
     """
 
     def __init__(

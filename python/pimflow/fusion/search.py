@@ -27,8 +27,6 @@ class FusionRules(OptionSet, group="search"):
 
     Attributes
     ----------
-    reuse : Reuse
-        See `Group`.
     search : str
         ``greedy``: grow a group by the next layer while it fits with some tiling and moves less (Figure 6);
         ``runs``: the best cut of the layer order; ``optimal``: the best cover of the layers by the groups of
@@ -99,7 +97,11 @@ def fuse_layers(
     )
     groups, placements = _placeable_groups(_greedy if rules.search == "greedy" else _best_runs, costs)
     if rules.search == "optimal" and (cover := ConvexCover(costs)).has_non_runs:
-        groups, placements = min((groups, placements), _placeable_groups(cover.best, costs), key=_value)
+        groups, placements = min(
+            (groups, placements),
+            _placeable_groups(cover.best, costs),
+            key=lambda cut: sum(group.objective for group in cut[0]),
+        )
     ordered = graph.with_order([position for group in groups for position in group.positions])
     begins = itertools.accumulate((len(group.positions) for group in groups), initial=0)
     return FusionPlan(
@@ -111,10 +113,6 @@ def fuse_layers(
 
 
 Cut = tuple[list[CostedGroup], tuple[Placement | None, ...]]
-
-
-def _value(cut: Cut) -> float:
-    return sum(group.objective for group in cut[0])
 
 
 def _placeable_groups(choose: Callable[[RunCosts], list[CostedGroup]], costs: RunCosts) -> Cut:

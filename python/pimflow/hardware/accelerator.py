@@ -20,8 +20,6 @@ class AcceleratorEnergy:
     ----------
     energy : dict of str to float
         ``dram_pj_per_byte``, and ``mac_<dtype>_pj`` per multiply-accumulate.
-    sources : dict of str to str
-        Source of each value.
     """
 
     name: str

@@ -44,8 +44,6 @@ class Constraint:
         The rule counts from the `window`-th last command of `before`; 1 is the last one.
     queue : int
         At level ``host``, bursts of a GWRITE that a channel queues: `per_burst` counts from there.
-    source : str
-        Source of the rule.
     """
 
     level: str

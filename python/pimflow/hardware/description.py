@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -340,12 +339,3 @@ def description_markdown(description: dict[str, Any]) -> str:
     if "not_modelled" in description:
         lines += ["", "Not modelled:", "", *(f"- {sentence}" for sentence in description["not_modelled"])]
     return "\n".join(lines)
-
-
-def update_page(content: str) -> str:
-    """`content`, a page of documentation, with current descriptions of PIM devices between their marks."""
-    for name in spec_names("pim"):
-        marks = rf"(<!-- {name} begin[^>]*-->\n).*?(<!-- {name} end -->)"
-        body = description_markdown(describe(load(name))).replace("\\", r"\\")
-        content = re.sub(marks, rf"\g<1>{body}\n\g<2>", content, flags=re.DOTALL)
-    return content

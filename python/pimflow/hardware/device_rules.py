@@ -59,8 +59,6 @@ class DeviceRule:
     ----------
     term : str
         The term of JEDEC, such as ``tFAW``.
-    text : str
-        What it requires, in a line.
     fault : callable
         Takes a device; returns why the device breaks the rule, empty if it does not.
     """

@@ -52,14 +52,10 @@ class GpuSpec:
         DRAM channels.
     channel_bytes_per_ns : float
         Peak bandwidth of one channel (1 byte/ns = 1 GB/s).
-    l2_bytes_per_channel : int
-        L2 capacity per channel.
     l2_bytes_per_channel_cycle : float
         L2 bandwidth per channel and core cycle.
     write_factor : float
         DRAM bytes per byte written: 2 where the L2 is write-through with write-allocate.
-    launch_ns : float
-        Time of one kernel launch.
     efficiency : dict of str to float
         Fitted constants of the analytic model, by name; see `simulators.gpu.roofline`.
     energy : dict of str to float
@@ -76,8 +72,6 @@ class GpuSpec:
         a second baseline of language models.
     cuda_names : tuple of str
         The driver's names for such cards: ``gpu=cuda`` measures only on these.
-    sources : dict of str to str
-        Source of each field's value.
     """
 
     name: str

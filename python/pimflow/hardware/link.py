@@ -20,8 +20,6 @@ class LinkSpec:
         Time of a message without bytes, from one device to another.
     bytes_per_ns : float
         Bandwidth in each direction.
-    sources : dict of str to str
-        Source of each value.
     """
 
     name: str

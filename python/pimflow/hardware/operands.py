@@ -117,10 +117,6 @@ class NarrowRow:
     ----------
     buffer_columns : int
         COMPs on a chunk, the part of a vector that is in a global buffer at once.
-    chunks : int
-        Chunks of a row.
-    scale_columns : int
-        Columns of scales of a row.
     """
 
     buffer_columns: int
@@ -138,11 +134,6 @@ def narrow_row(operand: Operand, columns_per_row: int, column_bytes: int, buffer
 
     Scales of a block lie in the row of its values; they are as many as whole blocks of the values need, and
     with one scale an output one for each chunk. Raises `ValueError` if no chunk fits a row.
-
-    Parameters
-    ----------
-    buffer_columns : int
-        Columns of a global buffer.
     """
     kind = operand.weight_type
     vector_bytes = buffer_columns * column_bytes

@@ -103,8 +103,6 @@ class PimSpec:
         column ``c % buffer_columns`` of its buffer.
     rows_per_bank, row_base : int
         Rows of a bank, and the first row for weights; tables of activation functions lie before it.
-    global_buffers : int
-        Global buffers per channel.
     accumulators : int
         Results that a bank holds for each global buffer: products of so many tiles with one vector may be
         computed before results are read.
@@ -147,8 +145,6 @@ class PimSpec:
         The energies of `ENERGY`, and further ones that its commands need.
     not_modelled : tuple of str
         Sentences about behaviour of the device that is not modelled.
-    sources : dict of str to str
-        Source of each field's value.
     """
 
     name: str

@@ -24,8 +24,6 @@ class Setting:
 
     Attributes
     ----------
-    name : str
-        The name that the user wrote.
     owner : str
         ``system``, ``gpu`` or ``pim``.
     field, key : str

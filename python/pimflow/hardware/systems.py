@@ -56,41 +56,18 @@ class System(OptionSet, group="system"):
     pim_channels : int
         Memory channels of the GPU that have PIM; the others serve the GPU in a mixed plan. A plan without PIM
         uses all channels for the GPU. All channels may have PIM if they are time-shared.
-    dtype : str
-        Storage type of activations and weights: one of the PIM device's. Networks can be compiled only in
-        those of `NETWORK_DTYPES`.
     pim_launch_ns : float
         Time of one PIM submission.
     crossbar_bytes_per_ns : float
         Bandwidth between the memory channels and everything else, shared by all traffic. A transfer
         reaches the global buffers of one channel.
-    accounting : str
-        Which costs are charged (table in docs/charging.md): ``full``, ``paper``, or ``paper`` with some of
-        `CHARGES`, such as ``paper+crossbar``.
-    timing : str
-        Rules of PIM timing, ``strict`` or ``ramulator-pimflow``.
-    scheduling : str
-        Which loop orders PIM programs may take: one of `SCHEDULINGS`.
     copies : str
         ``elided``: slices and concatenations of split results are no kernels where the memory layout allows
         it; ``made``: they always are.
     padding : str
         One of `PADDINGS`; with ``symmetric``, the GPU's part of a split reads rows of zeros around its input.
-    splits : str
-        ``exact``: the best split of a layer; ``grid``: the best among tenths of its rows.
-    channel_sharing : str
-        One of `SHARINGS`. ``time-shared``: a kernel may use the channels that have PIM as plain memory;
-        ``partitioned``: only in a plan without PIM.
     channel_mode_switch_ns : float
         Time of a switch of the channels that have PIM between plain-memory mode and PIM mode.
-    launches : str
-        One of `LAUNCHES`. ``ahead``: the next launch overlaps the execution of the task before it, on both
-        devices and in GPU-only plans, as in a CUDA graph.
-    weights : str
-        One of `WEIGHTS`: where the weights of GPU kernels lie (Occamy, section III-A). Those of PIM always
-        lie in its banks.
-    copy_ahead : int
-        Of streamed weights: a copy begins so many kernels before the first kernel that reads the weight.
     host_link_bytes_per_ns : float
         Bandwidth from the host's memory to the GPU's, for streamed weights; 0 if it is not known.
     """
@@ -225,6 +202,11 @@ class System(OptionSet, group="system"):
     def gpu_channels(self) -> int:
         """Memory channels without PIM, which serve the GPU at any time of a mixed plan."""
         return self.gpu.memory_channels - self.pim_channels
+
+    @property
+    def pim_bytes(self) -> int:
+        """Capacity of all channels that have PIM."""
+        return self.pim.bytes_per_channel * self.pim_channels
 
     @property
     def is_time_shared(self) -> bool:

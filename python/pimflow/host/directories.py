@@ -61,10 +61,6 @@ class Contents:
 
     Attributes
     ----------
-    written : tuple of str
-        Unchanged files of pimflow.
-    changed : tuple of str
-        Files of pimflow that changed since.
     foreign : tuple of str
         Everything else but guests; a folder of others is one entry, and so is a link.
     """

@@ -49,8 +49,6 @@ class Processes:
 
     Parameters
     ----------
-    jobs : int
-        Number of processes.
     serial_seconds : float
         Time in which this process does items itself, before worker processes do the rest; 0 by default.
     """

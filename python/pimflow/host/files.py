@@ -83,8 +83,6 @@ def check_file(path: str | os.PathLike[str], kind: FileKind, *, force: bool = Fa
     ----------
     kind : FileKind
         Kind of the new file; only a file of this kind, or an empty one, is replaced.
-    force : bool
-        Whether to replace any file.
     """
     path, file = Path(path), _resolve(path)
     try:

@@ -30,13 +30,7 @@ _RAISE_DELAY_SECONDS = 0.05
 
 
 class CommandInterrupts:
-    """Interrupts of one command; see `command_interrupts`.
-
-    Attributes
-    ----------
-    interrupted : bool
-        Whether a signal arrived.
-    """
+    """Interrupts of one command; see `command_interrupts`."""
 
     def __init__(self) -> None:
         self.interrupted = False

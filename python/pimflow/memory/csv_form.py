@@ -20,8 +20,8 @@ from pimflow.host.files import replace_file
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "offset", "memory", "alias", "within")
-LARGEST = 2**63 - 1
-MEMORY = "pool"
+MAX_INTEGER = 2**63 - 1
+DEFAULT_MEMORY = "pool"  # of buffers without a column ``memory``
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
 
@@ -105,7 +105,7 @@ def _lifetime(cells: Mapping[str, str], where: str, alignment_bytes: int) -> Lif
         begin=begin,
         end=end,
         size_bytes=size,
-        memory=cells.get("memory") or MEMORY,
+        memory=cells.get("memory") or DEFAULT_MEMORY,
         alias=cells.get("alias", ""),
         within_bytes=within_bytes,
         alignment_bytes=alignment,
@@ -118,7 +118,7 @@ def _integer(cells: Mapping[str, str], column: str, where: str, minimum: int | N
     if not _INTEGER.fullmatch(text):
         raise LifetimeError(f"{where}: {column} '{text[:40]}' is not an integer")
     value = int(text)
-    if abs(value) > LARGEST:
+    if abs(value) > MAX_INTEGER:
         raise LifetimeError(f"{where}: {column} {text[:40]} is beyond 2^63 - 1")
     if minimum is not None and value < minimum:
         raise LifetimeError(f"{where}: {column} {value} is below {minimum}")
@@ -144,7 +144,7 @@ def write(
         "alias": [life.alias for life in lifetimes],
         "within": [life.within_bytes for life in lifetimes],
     }
-    defaults: dict[str, int | str] = {"alignment": 1, "memory": MEMORY, "alias": "", "within": 0}
+    defaults: dict[str, int | str] = {"alignment": 1, "memory": DEFAULT_MEMORY, "alias": "", "within": 0}
     needed_columns = [
         name for name, column in optional_columns.items() if any(value != defaults[name] for value in column)
     ]

@@ -27,8 +27,6 @@ class Pool:
         End of its highest buffer.
     lower_bound_bytes : int
         No plan takes less.
-    policy : str
-        Policy or planner that placed the buffers.
     begin_bytes : int
         Where the pool begins, if it is a range of one allocation (`merge_pools`).
     """
@@ -65,12 +63,6 @@ class MemoryPlan:
         The requested policy; each pool says what placed its buffers.
     pools : tuple of Pool
         Sorted by the name of the memory region.
-    offsets_bytes : dict of str to int
-        Offset of every buffer in its pool.
-    seconds : float
-        Time that planning took.
-    lifetimes : tuple of Lifetime
-        The buffers that were placed.
     """
 
     policy: str

@@ -25,8 +25,7 @@ _bound = native.get("pimflow.memory.order_bound")
 _search = native.get("pimflow.memory.order_search")
 _STORAGE = native.Record("pimflow.memory.storage")
 _FEASIBLE, _INFEASIBLE = range(2)  # another outcome: the search stopped without an answer
-# Width of the search, which is how many executed sets a layer keeps: of the first round, its growth, its
-# maximum.
+# Sets of executed steps that the search keeps at each step: in the first round, their growth, their maximum.
 _FIRST_WIDTH, _WIDTH_GROWTH, _LARGEST_WIDTH = 1, 8, 1 << 17
 TIME_LIMIT_SECONDS = 10.0
 _BOUND_SHARE = 0.25  # of the time limit, at most, goes to the lower bound
@@ -91,8 +90,6 @@ class StepGraph:
 
         Parameters
         ----------
-        dtype : str
-            Storage type of the activations.
         predecessors : mapping of str to iterable of str, optional
             By region, the regions that have to run before it, besides those that it reads.
         count_inputs : bool
@@ -105,8 +102,7 @@ class StepGraph:
         predecessors = predecessors or {}
         step_regions = step_regions or [[region.name] for region in graph.regions]
         buffers = graph.buffer_uses(dtype)
-        waited_for = dict.fromkeys(first for named in predecessors.values() for first in named)
-        markers = {name: f"{name} done" for name in waited_for}
+        markers = {name: f"{name} done" for names in predecessors.values() for name in names}
         size_bytes = buffers.size_bytes | dict.fromkeys(markers.values(), 0)
         if not count_inputs:
             size_bytes |= dict.fromkeys(buffers.inputs, 0)
@@ -115,20 +111,19 @@ class StepGraph:
             if region.kernel.workspace_elements:
                 workspaces[region.name] = f"workspace of {region.name}"
                 size_bytes[workspaces[region.name]] = region.kernel.workspace_elements * element
-        by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
+        steps_by_region = dict(zip((region.name for region in graph.regions), buffers.steps, strict=True))
         steps = []
         for names in step_regions:
             extra_writes = {markers[name] for name in names if name in markers}
             extra_reads = {
                 markers[first] for name in names for first in predecessors.get(name, ())
             } - extra_writes
-            internal_buffers = {buffer for name in names[:-1] for buffer in by_region[name][1]}
-            reads = dict.fromkeys(buffer for name in names for buffer in by_region[name][0])
+            internal_buffers = {buffer for name in names[:-1] for buffer in steps_by_region[name][1]}
+            reads = dict.fromkeys(buffer for name in names for buffer in steps_by_region[name][0])
             external_reads = [buffer for buffer in reads if buffer not in internal_buffers]
             extra_writes |= {workspaces[name] for name in names if name in workspaces and len(names) == 1}
-            steps.append(
-                ((*external_reads, *sorted(extra_reads)), (*by_region[names[-1]][1], *sorted(extra_writes)))
-            )
+            writes = (*steps_by_region[names[-1]][1], *sorted(extra_writes))
+            steps.append(((*external_reads, *sorted(extra_reads)), writes))
         return cls(
             steps=steps,
             size_bytes=size_bytes,
@@ -227,10 +222,6 @@ class Order:
     ----------
     order : tuple of int
         Numbers of the steps; the original order if no better one was found.
-    peak_bytes, original_peak_bytes : int
-        Maximum of live bytes, in this order and in the original one.
-    lower_bound_bytes : int
-        No order needs fewer.
     sets : int
         Sets of executed steps that the search has generated.
     """
@@ -264,8 +255,6 @@ class OrderSummary:
         Whether it is proved that no order needs fewer bytes.
     pool_given_bytes, pool_bytes : int or None
         Pools of the network on the GPU in both orders.
-    seconds : float
-        Of the search.
     """
 
     reordered: bool

@@ -20,8 +20,6 @@ def check(
 
     Parameters
     ----------
-    offsets_bytes : mapping
-        Offset of every buffer by its name.
     pools_bytes : mapping
         Size of the pool of every memory region.
     capacities_bytes : mapping, optional

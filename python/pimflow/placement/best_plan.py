@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Transforms
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
@@ -33,10 +34,9 @@ from pimflow.host import garbage_collection
 from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pins, pipelines
 from pimflow.placement.candidates.candidates import COST_MODEL, CandidateGenerator
-from pimflow.placement.candidates.l2_reuse import mode_switch_cost
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import check_rows
-from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search, smallest_gpu_only_plan
+from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_search
 from pimflow.placement.reasons import reason
 from pimflow.placement.solvers.capacity import bank_rows, row_bytes, uses_plain_memory
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
@@ -45,7 +45,6 @@ from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.plan_state import check_covers
-from pimflow.placement.solvers.solution import Solution
 from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
@@ -152,8 +151,7 @@ class SearchResult(SearchedNetwork):
     @functools.cached_property
     def _programs(self) -> dict[str, PimProgram]:
         programs: dict[str, PimProgram] = {}
-        row_begin = 0
-        for candidate in self.candidates:
+        for candidate, row_begin in zip(self.candidates, self._row_begins):
             covers, rewrite = candidate.covers, candidate.rewrite
             if isinstance(rewrite, PipelineRewrite):
                 programs |= pipelines.pim_programs(self.generator, covers, rewrite, row_begin)
@@ -162,17 +160,12 @@ class SearchResult(SearchedNetwork):
             elif isinstance(rewrite, PimRewrite | SplitRewrite):
                 region = self.graph.region(covers[0])
                 programs[region.name] = self.generator.pim_program(region, rewrite, row_begin)
-            row_begin += candidate.footprint.bank_rows
         return programs
 
-    def placed_caches(self) -> tuple[pim_attention.PlacedCache, ...]:
-        """Attention layers whose caches lie in PIM, each with rows of its own."""
-        placed, row_begin = [], 0
-        for candidate in self.candidates:
-            if pim_attention.is_cached(candidate):
-                placed.append(pim_attention.place_cache(self.graph, candidate, row_begin))
-            row_begin += candidate.footprint.bank_rows
-        return tuple(placed)
+    @property
+    def _row_begins(self) -> Iterator[int]:
+        """By candidate, the first of its rows of the banks."""
+        return itertools.accumulate((c.footprint.bank_rows for c in self.candidates), initial=0)
 
     def attention(self) -> dict[str, CachedAttention]:
         """By region, attention over a cache in PIM, with its programs."""
@@ -180,17 +173,10 @@ class SearchResult(SearchedNetwork):
 
     @functools.cached_property
     def _attention(self) -> dict[str, CachedAttention]:
-        pim_target = self.costs.pim_target
         return {
-            cache.region: CachedAttention.from_layouts(
-                cache.region,
-                cache.attention,
-                cache.schedule,
-                cache.schedule.layouts(
-                    cache.attention, pim_target.pim, pim_target.dtype, pim_target.channels, cache.row_begin
-                ),
-            )
-            for cache in self.placed_caches()
+            candidate.covers[-1]: pim_attention.cached_attention(self.generator, candidate, row_begin)
+            for candidate, row_begin in zip(self.candidates, self._row_begins)
+            if pim_attention.is_cached(candidate)
         }
 
     def splits(self) -> dict[str, Split]:
@@ -243,13 +229,12 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
         r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
     }
 
-    def generate() -> channel_modes.SharedCandidates:
+    def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
         candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
         return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 
-    shared = generator.costs.batch_kernels(generate)
-    candidates = shared.candidates
+    candidates, transforms = generator.costs.batch_kernels(generate)
     unsupported = {r.name: generator.unsupported_reason(r) for r in graph.regions}
     capable = [r for r in graph.regions if not unsupported[r.name]]
     unsupported |= dict.fromkeys(caches.capable, "") | caches.unsupported_reasons
@@ -258,8 +243,8 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
         unsupported_reasons={name: reason for name, reason in unsupported.items() if reason},
         epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
         fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
-        transforms=shared.transforms,
-        switch=mode_switch_cost(generator),
+        transforms=transforms,
+        switch=EdgeCost(task=next(iter(generator.task_builder.switch_tasks), None)),
         overlaps_launches=generator.system.overlaps_launches,
         digest=_digest(graph, generator),
     )
@@ -303,10 +288,10 @@ def search(
     baseline_plan = gpu_only_plan(generator, goal)
     gpu_only = baseline_plan.evaluation
     if goal.objective == "memory":
-        baseline_plan = smallest_gpu_only_plan(generator, goal)
+        baseline_plan = gpu_only_search(generator, goal).best() or baseline_plan
     plans = PlanSearch(graph, table, system, goal, progress)
     best_plan = plans.best()
-    mixed_plan = best_plan if best_plan and any(c.uses_pim for c in best_plan.solution.candidates) else None
+    mixed_plan = best_plan if best_plan and best_plan.uses_pim else None
     may_leave_pim = {"gpu"}.issuperset(how_by_layer.values())
     allows_baseline = may_leave_pim and plans.allows(baseline_plan)
     if mixed_plan and allows_baseline and goal.rank(baseline_plan) <= goal.rank(mixed_plan):
@@ -315,26 +300,31 @@ def search(
         if not goal.bounds:
             raise PlanError("no plan does all pinned layers as they are pinned; leave out one --pin")
         raise infeasible_error([plans, *([gpu_only_search(generator, goal)] if may_leave_pim else [])])
-    solution = mixed_plan.solution if mixed_plan else baseline_plan.solution
+    plan = mixed_plan or baseline_plan
     if best_plan and not mixed_plan:  # a mixed plan that was not searched may be better than the GPU alone
         value = goal.rank(baseline_plan)[-1]
-        solution = replace(solution, value=value, bound=min(best_plan.solution.bound, value))
+        plan = replace(plan, value=value, bound=min(best_plan.bound, value))
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
     bound_ns = plans.latency_bound_ns
-    return to_search_result(
-        network, solution, min(bound_ns, gpu_only.latency_ns) if may_leave_pim else bound_ns
-    )
+    if may_leave_pim:
+        bound_ns = min(bound_ns, gpu_only.latency_ns)
+    return to_search_result(network, plan.candidates, plan.gap, bound_ns)
 
 
 def to_search_result(
-    network: SearchedNetwork, solution: Solution, lower_bound_ns: float = 0.0
+    network: SearchedNetwork,
+    candidates: tuple[Candidate, ...],
+    gap: float = 0.0,
+    lower_bound_ns: float = 0.0,
 ) -> SearchResult:
-    """Evaluate `solution` and make it a plan, with a reason for each region that stays on the GPU.
+    """Evaluate `candidates` and make them a plan, with a reason for each region that stays on the GPU.
 
     Parameters
     ----------
+    gap : float
+        See `SearchResult`.
     lower_bound_ns : float
         Lower bound of the latency of all plans; 0 if it was not searched.
 
@@ -344,17 +334,17 @@ def to_search_result(
         If its weights do not fit the PIM channels.
     """
     gpu_only, original = network.gpu_only, network.original
-    evaluation = evaluate(network.graph, solution.candidates, network.table, network.system)
+    evaluation = evaluate(network.graph, candidates, network.table, network.system)
     return SearchResult(
         **{field.name: getattr(network, field.name) for field in fields(SearchedNetwork)},
-        candidates=solution.candidates,
-        plan=_plan(network, solution.candidates, evaluation, lower_bound_ns),
+        candidates=candidates,
+        plan=_plan(network, candidates, evaluation, lower_bound_ns),
         evaluation=evaluation,
         baseline=gpu_only
         if original is None
         else gpu_only_plan(network.generator.with_graph(original), network.goal).evaluation,
         mixture=None if original is None else gpu_only,
-        gap=solution.gap,
+        gap=gap,
     )
 
 

@@ -8,31 +8,20 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
-from pimflow.core.rewrite import (
-    TILES,
-    AttentionRewrite,
-    FusedGroupRewrite,
-    GpuRewrite,
-    GroupRewrite,
-    PimRewrite,
-    PipelineRewrite,
-    SplitRewrite,
-    SubstitutionRewrite,
-)
+from pimflow.core.rewrite import AttentionRewrite, FusedGroupRewrite, Rewrite, SubstitutionRewrite
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
 from pimflow.fusion import GroupTiling
 from pimflow.hardware import System
 from pimflow.placement.best_plan import SearchedNetwork, SearchResult, profile, to_search_result
-from pimflow.placement.candidates import channel_modes, fused_groups, pim_attention, pipelines
+from pimflow.placement.candidates import channel_modes, rewrites
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.costs import Costs
-from pimflow.placement.gpu_baseline import gpu_only_plan, gpu_only_table
+from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.evaluate import Evaluation, evaluate
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_state import PlanState
-from pimflow.placement.solvers.solution import Solution
 from pimflow.primitives import PRIMITIVES
 
 
@@ -69,15 +58,11 @@ def apply(
     generator = CandidateGenerator(graph, system, costs, primitives=goal.primitives)
     table = profile(graph, generator)
     gpu_only = gpu_only_plan(generator, goal).evaluation
-    if not any(choice.uses_pim for choice in plan.choices):
-        candidates = tuple(_gpu_only_candidate(generator, table, choice) for choice in plan.choices)
-    else:
-        candidates, table = _plan_candidates(graph, generator, table, plan)
-        _require_readable(generator, table, candidates)
+    candidates, table = plan_candidates(generator, table, plan)
     network = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only, goal=goal, original=original
     )
-    return to_search_result(network, Solution(candidates=candidates))
+    return to_search_result(network, candidates)
 
 
 def _require_regions(graph: RegionGraph, plan: Plan) -> None:
@@ -124,48 +109,33 @@ def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
     PlanError
         If a choice of the plan is impossible with these sizes.
     """
-    generator = CandidateGenerator(
-        graph,
-        search_result.system,
-        search_result.costs,
-        search_result.generator.modes,
-        search_result.generator.primitives,
-    )
-    baseline = gpu_only_plan(generator, search_result.goal).evaluation
-    if not any(choice.uses_pim for choice in search_result.plan.choices):
-        table = gpu_only_table(generator)
-        candidates = tuple(
-            _gpu_only_candidate(generator, table, choice) for choice in search_result.plan.choices
-        )
-    else:
-        table = _table_with_transitions(search_result, generator)
-        candidates, table = _plan_candidates(
-            graph, generator, table, search_result.plan, _unchanged_candidates(search_result, graph)
-        )
-    return Charges(
-        graph=graph, evaluation=evaluate(graph, candidates, table, search_result.system), baseline=baseline
-    )
-
-
-def _unchanged_candidates(search_result: SearchResult, graph: RegionGraph) -> dict[Choice, Candidate]:
-    """By choice, the candidates of `search_result` whose regions are the same in `graph`."""
+    generator, table = _with_graph(search_result, graph, search_result.system, search_result.costs)
     searched = search_result.graph
-    return {
+    unchanged_candidates = {
         choice: candidate
         for choice, candidate in zip(search_result.plan.choices, search_result.candidates, strict=True)
         if all(graph.region(name) == searched.region(name) for name in choice.regions)
     }
+    candidates, table = plan_candidates(generator, table, search_result.plan, unchanged_candidates)
+    return Charges(
+        graph=graph,
+        evaluation=evaluate(graph, candidates, table, search_result.system),
+        baseline=gpu_only_plan(generator, search_result.goal).evaluation,
+    )
 
 
-def _table_with_transitions(search_result: SearchResult, generator: CandidateGenerator) -> CostTable:
-    """The table of `search_result` with the costs of deferred epilogues of the regions of `generator`."""
-    table = search_result.table
-    capable = [region for region in generator.graph.regions if region.name in table.epilogue_cost]
-    return replace(
+def _with_graph(
+    search_result: SearchResult, graph: RegionGraph, system: System, costs: Costs
+) -> tuple[CandidateGenerator, CostTable]:
+    """A generator of `graph` on `system`, and the table of `search_result` with its deferred epilogues."""
+    searched, table = search_result.generator, search_result.table
+    generator = CandidateGenerator(graph, system, costs, searched.modes, searched.primitives)
+    capable = [region for region in graph.regions if region.name in table.epilogue_cost]
+    fused_epilogue_cost = {r.name: generator.fused_epilogue_cost(r) for r in capable}
+    return generator, replace(
         table,
         epilogue_cost=table.epilogue_cost | {r.name: generator.epilogue_cost(r) for r in capable},
-        fused_epilogue_cost=table.fused_epilogue_cost
-        | {r.name: generator.fused_epilogue_cost(r) for r in capable},
+        fused_epilogue_cost=table.fused_epilogue_cost | fused_epilogue_cost,
     )
 
 
@@ -176,20 +146,12 @@ def reevaluate(search_result: SearchResult, system: System, costs: Costs) -> Eva
     only one of both accountings charges channel modes, or if a choice is impossible at its channels, such as
     a result that stays in the L2, but whose epilogue is now a kernel of its own.
     """
-    plan, graph = search_result.plan, search_result.graph
+    plan = search_result.plan
     if system.charges("channel-modes") != search_result.system.charges("channel-modes"):
         plan = plan.with_gpu_channels()
-    if not any(choice.uses_pim for choice in plan.choices):
+    if not plan.uses_pim:
         return search_result.evaluation
-    generator = CandidateGenerator(
-        graph, system, costs, search_result.generator.modes, search_result.generator.primitives
-    )
-    table = _table_with_transitions(search_result, generator)
-    try:
-        candidates, table = _plan_candidates(graph, generator, table, plan)
-    except PlanError:
-        candidates, table = _plan_candidates(graph, generator, table, plan.with_gpu_channels())
-    return evaluate(graph, candidates, table, system)
+    return _evaluation(*_with_graph(search_result, search_result.graph, system, costs), plan)
 
 
 def plan_evaluation(search_result: SearchResult, plan: Plan) -> Evaluation | None:
@@ -197,58 +159,74 @@ def plan_evaluation(search_result: SearchResult, plan: Plan) -> Evaluation | Non
 
     Its tensors lie in the GPU channels if a choice is impossible at its own.
     """
-    graph, generator, table = search_result.graph, search_result.generator, search_result.table
-    for variant in (plan, plan.with_gpu_channels()):
-        try:
-            if any(choice.uses_pim for choice in variant.choices):
-                candidates, table = _plan_candidates(graph, generator, table, variant)
-                _require_readable(generator, table, candidates)
-            else:
-                candidates = tuple(_gpu_only_candidate(generator, table, c) for c in variant.choices)
-        except PlanError:
-            continue
-        return evaluate(graph, candidates, table, search_result.system)
-    return None
+    try:
+        return _evaluation(search_result.generator, search_result.table, plan)
+    except PlanError:
+        return None
 
 
-def _plan_candidates(
-    graph: RegionGraph,
+def _evaluation(generator: CandidateGenerator, table: CostTable, plan: Plan) -> Evaluation:
+    """Evaluate a plan, in the GPU channels if a choice is impossible at its own."""
+    try:
+        candidates, table = plan_candidates(generator, table, plan)
+    except PlanError:
+        candidates, table = plan_candidates(generator, table, plan.with_gpu_channels())
+    return evaluate(generator.graph, candidates, table, generator.system)
+
+
+def plan_candidates(
     generator: CandidateGenerator,
     table: CostTable,
     plan: Plan,
     known: Mapping[Choice, Candidate] | None = None,
 ) -> tuple[tuple[Candidate, ...], CostTable]:
-    """The candidates of a plan with PIM, and `table` with the transforms between them.
+    """The candidates of a plan, and `table` with the transforms between them.
 
-    Choices in `known` have the candidates there.
+    Parameters
+    ----------
+    table : CostTable
+        Among its candidates are those of several regions that the plan says no details of.
+    known : mapping of Choice to Candidate, optional
+        Candidates of some of the choices.
+
+    Raises
+    ------
+    PlanError
+        If a choice is impossible, by itself or after those before it.
     """
     known = known or {}
+    if not plan.uses_pim:
+        channels = generator.system.gpu.memory_channels
+        return tuple(_candidate(generator, table, choice, channels) for choice in plan.choices), table
     candidates = tuple(
-        known[choice]
-        if choice in known
-        else _with_choice_channels(generator, _choice_candidate(graph, generator, table, choice), choice)
+        known.get(choice) or _with_choice_channels(generator, _candidate(generator, table, choice), choice)
         for choice in plan.choices
     )
     plan_transforms = channel_modes.transforms(generator, candidates)  # a split may be missing in the table
-    return candidates, replace(table, transforms=table.transforms | plan_transforms)
+    table = replace(table, transforms=table.transforms | plan_transforms)
+    _require_readable(generator, table, candidates)
+    return candidates, table
 
 
-def _choice_candidate(
-    graph: RegionGraph, generator: CandidateGenerator, table: CostTable, choice: Choice
+def _candidate(
+    generator: CandidateGenerator, table: CostTable, choice: Choice, channels: int | None = None
 ) -> Candidate:
-    rewrite = choice.rewrite
-    match rewrite:
-        case PipelineRewrite():
-            pipeline = pipelines.to_pipeline(choice.regions, rewrite)
-            return pipelines.make(generator, pipeline, rewrite.schedules)
-        case FusedGroupRewrite() | SubstitutionRewrite():
-            return _group_candidate(generator, table, choice.regions, rewrite)
-        case AttentionRewrite():
-            if rewrite.schedule:
-                return pim_attention.make(generator, choice.regions, rewrite.schedule)
-            return _fastest_candidate(table, choice.regions, rewrite)
-        case GpuRewrite() | PimRewrite() | SplitRewrite():
-            return generator.make(graph.region(choice.region), rewrite)
+    """The candidate of a choice, with `channels` memory channels of the GPU; by default as a mixed plan."""
+    rewrite, covers = choice.rewrite, choice.regions
+    is_any = isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)()
+    if isinstance(rewrite, SubstitutionRewrite) or is_any:
+        fastest = _fastest_candidate(table, covers, rewrite)
+        if channels is None:
+            return fastest
+        rewrite = fastest.rewrite
+    if isinstance(rewrite, FusedGroupRewrite):
+        try:
+            tiling = GroupTiling.parse(rewrite.tiling)
+        except ValueError as error:
+            raise PlanError(f"region '{covers[0]}': schedule {error}") from None
+        if reason := generator.tilings.unsupported_reason(covers, tiling):
+            raise PlanError(f"regions {', '.join(covers)} cannot be one kernel: {reason}; search again")
+    return rewrites.make(generator, covers, rewrite, channels)
 
 
 ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything can read them"
@@ -299,30 +277,14 @@ def _readable_channels(
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _group_candidate(
-    generator: CandidateGenerator,
-    table: CostTable,
-    covers: tuple[str, ...],
-    rewrite: GroupRewrite,
-    channels: int | None = None,
-) -> Candidate:
-    """The candidate of several regions on the GPU; the fastest of the table without a tiling."""
-    if isinstance(rewrite, FusedGroupRewrite) and rewrite.tiling.startswith(TILES):
-        return _tile_candidate(generator, covers, rewrite, channels)
-    candidate = _fastest_candidate(table, covers, rewrite)
-    return candidate if channels is None else fused_groups.with_channel_count(generator, candidate, channels)
-
-
-def _fastest_candidate(
-    table: CostTable, covers: tuple[str, ...], rewrite: GroupRewrite | AttentionRewrite
-) -> Candidate:
-    """The fastest candidate of the table that does several regions as `rewrite` does."""
+def _fastest_candidate(table: CostTable, covers: tuple[str, ...], rewrite: Rewrite) -> Candidate:
+    """The fastest candidate of the table that does several regions as `rewrite` does; any of its kind if
+    `rewrite` says no more.
+    """
     region_candidates = table.candidates[covers[0]]
     runs = [c for c in region_candidates if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
-    any_rewrite = type(rewrite)()
-    fitting = [
-        c for c in runs if isinstance(c.rewrite, type(rewrite)) and rewrite in (c.rewrite, any_rewrite)
-    ]
+    is_any = not isinstance(rewrite, SubstitutionRewrite) or not rewrite.substitution
+    fitting = [c for c in runs if isinstance(c.rewrite, type(rewrite)) and (is_any or rewrite == c.rewrite)]
     if not fitting:
         candidate_names = (
             ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
@@ -331,24 +293,3 @@ def _fastest_candidate(
             f"regions {', '.join(covers)} cannot be {rewrite.mode} together so; candidates: {candidate_names}"
         )
     return min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)
-
-
-def _tile_candidate(
-    generator: CandidateGenerator, covers: tuple[str, ...], rewrite: FusedGroupRewrite, channels: int | None
-) -> Candidate:
-    try:
-        tiling = GroupTiling.parse(rewrite.tiling)
-    except ValueError as error:
-        raise PlanError(f"region '{covers[0]}': schedule {error}") from None
-    if reason := generator.tilings.unsupported_reason(covers, tiling):
-        raise PlanError(f"regions {', '.join(covers)} cannot be one kernel: {reason}; search again")
-    return fused_groups.make(generator, covers, channels, tiling)
-
-
-def _gpu_only_candidate(generator: CandidateGenerator, table: CostTable, choice: Choice) -> Candidate:
-    """The candidate of a choice in a plan without PIM, with all memory channels."""
-    channels, rewrite = generator.system.gpu.memory_channels, choice.rewrite
-    if isinstance(rewrite, GroupRewrite):
-        return _group_candidate(generator, table, choice.regions, rewrite, channels)
-    assert isinstance(rewrite, GpuRewrite)
-    return generator.make(generator.graph.region(choice.region), rewrite, channels)

@@ -43,14 +43,11 @@ def reason(
     if len(candidate.covers) > 1:
         return f"one candidate, {candidate.name}, does {', '.join(candidate.covers)}"
     if cached_candidates:
-        return _cache_reason(table, min(cached_candidates, key=lambda c: Cost.from_candidate(c).latency_ns))
+        return _cache_reason(table, min(cached_candidates, key=_standalone_ns))
     if not single_candidates:
         return "none of the modes that were asked for does it alone in another way"
-    best = min(single_candidates, key=lambda c: Cost.from_candidate(c).latency_ns)
-    candidate_ns = Cost.from_candidate(
-        candidate
-    ).latency_ns  # an edited plan's candidate may not be in the table
-    best_ns = Cost.from_candidate(best).latency_ns
+    best = min(single_candidates, key=_standalone_ns)
+    candidate_ns, best_ns = _standalone_ns(candidate), _standalone_ns(best)
     times = f"{best.name} takes {best_ns / 1e3:.1f} us, the GPU {candidate_ns / 1e3:.1f} us"
     return (
         times if best_ns >= candidate_ns else f"{times}, but transitions around it cost more than that saves"
@@ -59,13 +56,17 @@ def reason(
 
 def _cache_reason(table: CostTable, best: Candidate) -> str:
     """Why the regions of `best`, a candidate of attention in PIM, stay on the GPU."""
-    best_ns = Cost.from_candidate(best).latency_ns
+    best_ns = _standalone_ns(best)
     gpu_candidates = ([c for c in table.candidates[name] if not c.uses_pim] for name in best.covers)
     gpu_ns = sum(
-        min(Cost.from_candidate(c).latency_ns for c in candidates)
+        min(_standalone_ns(c) for c in candidates)
         for name, candidates in zip(best.covers, gpu_candidates)
         if candidates
     )
     names = ", ".join(best.covers)
     times = f"{names} together take {best_ns / 1e3:.1f} us on PIM, {gpu_ns / 1e3:.1f} us on the GPU"
     return times if best_ns >= gpu_ns else f"{times}, but transitions around them cost more than that saves"
+
+
+def _standalone_ns(candidate: Candidate) -> float:
+    return Cost.from_candidate(candidate).latency_ns

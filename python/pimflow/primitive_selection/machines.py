@@ -53,8 +53,6 @@ class Machine:
 
     Attributes
     ----------
-    target : Target
-        Target of the code.
     device : Device
         Name under which its times are stored.
     """

@@ -34,6 +34,7 @@ MEASURED = (
     "relay_passes.schedules.drop_checks",
     "relay_passes.schedules.schedule_cpu",
     "relay_passes.schedules.schedule_primitives",
+    "relay_passes.schedules.widen_half",
     "relay_passes.schedules.wrap_narrow",
     "relay_passes.structure_cache",
 )
@@ -73,8 +74,6 @@ class Measurer:
     ----------
     cache : ResultCache, optional
         Stores times, by the machine's names, its threads and the code.
-    progress : callable
-        Called with the share that is done.
     machine : Machine, optional
         The machine to measure on; by default this one.
     """

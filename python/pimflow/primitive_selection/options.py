@@ -38,27 +38,6 @@ class SelectionOptions(OptionSet, group="primitives"):
 
     Attributes
     ----------
-    minimize : str
-        ``time``, ``memory`` or ``workspace``: the largest footprint of a layer.
-    memory_budget_bytes, time_budget_ns : optional
-        Upper bounds.
-    memory_model : str
-        ``liveness``, or ``sum`` for the paper's.
-    pareto : int, optional
-        Number of points of a front, computed in addition: time over memory, or over workspace if that is
-        minimised.
-    profile : Profile, str or path
-        Source of times. ``measured``: on this machine. ``predicted``: by xgboost, from times in the cache;
-        transforms are measured. ``mixed``: some primitives are measured, others predicted; what is selected
-        by a predicted time is measured, until every selected time is measured. Or a profile, or its file.
-    device : str, optional
-        The device of a given profile, if it is not this machine. With ``rpc:HOST:PORT/KEY``, times are
-        measured on that machine, by TVM's RPC. ``cuda``: the GPU of this machine.
-    target : str
-        Target of a remote machine's code (`pim_backend.runtime.targets.cpu_target`); if empty, the machine's
-        own description of itself. Or ``c``: primitives are built as C, by this machine's compiler.
-    gpu : str, path or GpuSpec, optional
-        With `device` ``cuda``: the GPU whose analytic model gives the times, in fp32.
     measure : int, optional
         Maximum number of primitives to measure for each layer, the most promising first; None for all.
 

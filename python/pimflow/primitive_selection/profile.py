@@ -42,8 +42,6 @@ class Pooling:
     ----------
     operator : str
         Such as ``nn.max_pool2d``, or ``mean`` over all pixels.
-    window : ConvGeometry
-        The window, as that of a depthwise convolution.
     """
 
     operator: str
@@ -186,10 +184,6 @@ class Profile:
         Digest of the sources of the measured code.
     times_ns : dict of (str, ConvGeometry) to float
         Times by primitive and layer; medians of calls.
-    moves_ns : dict of Move to float
-        Times of layout transforms.
-    pools_ns : dict of (Pooling, str) to float
-        Times of pools, each with a layout.
     kernels_ns : dict of str to float
         Times of kernels of compiled networks, by `KernelTime.key`.
     failed : dict of (str, ConvGeometry) to str

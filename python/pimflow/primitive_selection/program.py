@@ -55,7 +55,10 @@ class SelectionProgram:
             unit_ns = max(budgets.time_ns, 1.0) / TIME_UNITS
             self.program.add_row(self._time(unit_ns), high=budgets.time_ns / unit_ns)
         if objective == "memory" or budgets.memory_bytes < math.inf:
-            memory = self._sum() if problem.memory_model == "sum" else self._liveness()
+            if problem.memory_model == "sum":  # of the footprints of all layers: equation 7 of the paper
+                memory = self._entries(problem.footprint_bytes, UNIT_BYTES)
+            else:
+                memory = self._liveness()
             self.program.add_row(memory, high=budgets.memory_bytes / UNIT_BYTES)
             if objective == "memory":
                 self.program.add_costs(memory)
@@ -100,10 +103,6 @@ class SelectionProgram:
     def _time(self, unit_ns: float) -> Entries:
         copies = [(copy.column, copy.time_ns / unit_ns) for step in self.copies.values() for copy in step]
         return self._entries(lambda _, candidate: self.problem.time_ns(candidate), unit_ns) + copies
-
-    def _sum(self) -> Entries:
-        """The sum of the footprints of all layers: equation 7 of the paper."""
-        return self._entries(self.problem.footprint_bytes, UNIT_BYTES)
 
     def _liveness(self) -> Entries:
         """The peak of live bytes, weights included, plus all filters."""

@@ -28,8 +28,6 @@ class Point:
 
     Attributes
     ----------
-    budget_bytes : int
-        Its budget of memory, or of workspace.
     greedy : Sums or None
         The paper's greedy selection within that budget; None if it finds none.
     """

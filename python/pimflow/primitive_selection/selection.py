@@ -59,8 +59,6 @@ class Selection:
         every layer to which it applies, else direct; on a GPU, else the operator.
     front : tuple of Point
         Empty if no front was requested.
-    solve_seconds : float
-        Time to solve the integer programs of `selected`.
     network : NetworkTime or None
         Times of all kernels of the compiled network; None if they were not measured.
     """
@@ -123,8 +121,6 @@ def select_for(
     ----------
     options : SelectionOptions, optional
         By default: minimal time, measured on this machine.
-    cache : ResultCache, optional
-        Stores measured times.
     progress : callable
         Called with the share of measurements that are done.
 

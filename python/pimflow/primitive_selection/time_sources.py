@@ -27,13 +27,7 @@ Progress = Callable[[float], None]
 def selection_times(
     options: SelectionOptions, layers: Layers, cache: ResultCache | None, progress: Progress
 ) -> Iterator[PrimitiveTimes]:
-    """Context manager for the times of a selection; until the block ends, more can be measured.
-
-    Parameters
-    ----------
-    cache : ResultCache, optional
-        Stores measured times.
-    """
+    """Context manager for the times of a selection; until the block ends, more can be measured."""
     # Imports TVM, so not at the top of the file.
     from pimflow.pim_backend.runtime.targets import local_cuda
     from pimflow.primitive_selection.machines import is_remote, machine

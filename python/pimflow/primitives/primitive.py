@@ -48,8 +48,6 @@ class Extents:
 
     Attributes
     ----------
-    places, lanes : int
-        Places and lanes of a register tile.
     pixels, channels : int
         Tiled extents, rounded up to whole tiles: pixels (of a row, unless the family tiles another axis) and
         output channels.
@@ -91,8 +89,6 @@ class Primitive:
 
     Attributes
     ----------
-    formulas : Family
-        The functions of its family.
     layout : str
         Layout of input and output: one of `layer.LAYOUTS`.
     places, lanes : int

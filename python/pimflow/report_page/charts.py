@@ -93,15 +93,7 @@ def bar_groups(
     title: str,
     form: str = ".4~g",
 ) -> Chart:
-    """Chart of horizontal bars, one for each series in each group, with its figure at the end.
-
-    Parameters
-    ----------
-    values : sequence of mapping of str to object
-        The bars, in the order of groups and series.
-    group, series, value : str
-        Fields of `values`.
-    """
+    """Chart of horizontal bars, one for each series in each group, with its figure at the end."""
     groups, names = (list(dict.fromkeys(row[field] for row in values)) for field in (group, series))
     y = category(group, sort=groups, title=None, axis={"labelLimit": 190, "ticks": False})
     offset = category(series, sort=names)

@@ -42,7 +42,8 @@ def _page(plans: dict[str, StoredPlan]) -> bytes:
     page.add("timeline", "Timelines", *_timelines(page, plans))
     page.add("layers", "Layers", *_layers(page, plans))
     page.add("speedups", "Speed-up by convention", *_conventions(page, plans))
-    page.add("energy", "Energy", *_energy(page, plans))
+    energies_pj = {name: plan.report["energies_pj"] for name, plan in plans.items()}
+    page.add("energy", "Energy", page.chart("energy", charts.energy(energies_pj)))
     names = ", ".join(plans)
     return page.render(f"<h1>{escape(names)}</h1><p class='faint'>{len(plans)} plans side by side</p>")
 
@@ -156,9 +157,3 @@ def _speedup_rows(values: Sequence[Row], names: Sequence[str]) -> list[Row]:
                 cells[f"mean {kind}"] = f"{geometric_mean(plan_speedups.values()):.3f}x"
         rows.append({"what": label, **cells})
     return rows
-
-
-def _energy(page: Page, plans: dict[str, StoredPlan]) -> Iterator[str]:
-    yield page.chart(
-        "energy", charts.energy({name: plan.report["energies_pj"] for name, plan in plans.items()})
-    )

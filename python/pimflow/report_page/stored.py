@@ -26,8 +26,6 @@ class StoredPlan:
     ----------
     interface : Interface
         Names and digests of its files; file names in the report are checked by it.
-    report : dict
-        The contents of ``report.json``.
     bars : tuple of Bar
         The tasks of ``timeline.json``, those of the baseline last.
     digests : dict of str to str

@@ -53,10 +53,6 @@ class TracedTask:
 
     Attributes
     ----------
-    regions : tuple of str
-        Regions that it is part of.
-    launched : int
-        Number of kernels or PIM programs that it launches.
     also : tuple of Resource
         Other resources that it occupies after its launch (`core.candidate.Task`).
     """

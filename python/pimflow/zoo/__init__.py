@@ -3,7 +3,15 @@
 from pimflow.zoo.catalogue import GRAPHS, ModelInfo, all_names, decoder_weights, describe, load, names
 from pimflow.zoo.constants import open_ranks, shapes_from_arrays, with_values
 from pimflow.zoo.draws import Draw
-from pimflow.zoo.examples import example_arrays, example_inputs, input_types, positive_draws, ranged_draws
+from pimflow.zoo.examples import (
+    RANGES,
+    SMALL_RANGES,
+    example_arrays,
+    example_inputs,
+    input_types,
+    positive_draws,
+    ranged_draws,
+)
 from pimflow.zoo.indices import index_bounds, input_draws
 from pimflow.zoo.language.graph_builder import past_name, present_name
 from pimflow.zoo.language.shapes import decoder
@@ -24,6 +32,8 @@ from pimflow.zoo.weights import (
 from pimflow.zoo.weights import weight_chunks as weight_values
 
 __all__ = [
+    "RANGES",
+    "SMALL_RANGES",
     "GRAPHS",
     "Draw",
     "ModelInfo",

@@ -29,16 +29,12 @@ class ModelInfo:
 
     Parameters
     ----------
-    name : str
-        Name in the zoo.
     parameters : int
         Trainable values; the running means and variances of batch norms do not count.
     macs : int
         Multiply-accumulates of all Conv, ConvTranspose, Gemm and MatMul for one inference.
     inputs : dict of str to tuple of int
         Shape of each data input, in ONNX layout (NCHW).
-    nodes : int
-        ONNX nodes.
     trained : bool
         Whether its weights are trained; else they are drawn.
     """

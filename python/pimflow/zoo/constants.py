@@ -68,7 +68,8 @@ def _constant(declared: onnx.ValueInfoProto, value: np.ndarray) -> np.ndarray:
         converted = array.astype(helper.tensor_dtype_to_np_dtype(kind))
     exact = converted.dtype.kind not in "biu" or np.array_equal(converted.astype(np.float64), array)
     if not exact or (np.isinf(converted.astype(np.float64)) & np.isfinite(array)).any():
-        raise UsageError(f"value of input '{name}': {converted.dtype} does not hold {_text(array)}")
+        text = str(array) if array.ndim == 0 else f"an array of {array.dtype}"
+        raise UsageError(f"value of input '{name}': {converted.dtype} does not hold {text}")
     if dims is None:
         return converted
     if array.ndim == 0:
@@ -77,10 +78,6 @@ def _constant(declared: onnx.ValueInfoProto, value: np.ndarray) -> np.ndarray:
         expected = "x".join(str(size or "?") for size in dims) or "of one number"
         raise UsageError(f"value of input '{name}' has shape {list(array.shape)}; the input is {expected}")
     return converted
-
-
-def _text(array: np.ndarray) -> str:
-    return str(array) if array.ndim == 0 else f"an array of {array.dtype}"
 
 
 def open_ranks(model: object) -> dict[str, int]:

@@ -21,8 +21,6 @@ def example_inputs(model: onnx.ModelProto, seed: int = 0, *, positive: bool = Fa
 
     Parameters
     ----------
-    model : onnx.ModelProto
-        A network with fixed input shapes.
     seed : int, optional
         See :func:`load`.
     positive : bool, optional
@@ -61,14 +59,20 @@ def positive_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]
 RANGES = {"pixels of 8 bits": Draw("uniform", 0, 255), "samples of 16 bits": Draw("normal", 0, 3276)}
 
 
-def ranged_draws(types: Mapping[str, tuple[Shape, str]], known: Container[str]) -> dict[str, dict[str, Draw]]:
-    """By key of `RANGES`, distributions of the floating-point tensors of several elements not in `known`."""
+# Ranges of inputs for which fewer values leave fp16.
+SMALL_RANGES = {"numbers from 0 to 1": Draw("uniform", 0, 1), "small numbers": Draw("normal", 0, 1 / 64)}
+
+
+def ranged_draws(
+    types: Mapping[str, tuple[Shape, str]], known: Container[str], ranges: Mapping[str, Draw]
+) -> dict[str, dict[str, Draw]]:
+    """By key of `ranges`, distributions of the floating-point tensors of several elements not in `known`."""
     names = [
         name
         for name, (dims, dtype) in types.items()
         if name not in known and np.issubdtype(dtype, np.floating) and math.prod(dims) > 1
     ]
-    return {kind: dict.fromkeys(names, draw) for kind, draw in RANGES.items() if names}
+    return {kind: dict.fromkeys(names, draw) for kind, draw in ranges.items() if names}
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[Shape, str]]:

@@ -24,9 +24,10 @@ _POSITIVE_WITH_CONSTANT = frozenset({"Add", "Div", "Mul"})
 _POSITIVE_DOMAIN = frozenset({"Acos", "Asin", "Atanh", "Log", "Reciprocal", "Sqrt"})
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 
-_INSIDE_UNIT = Draw("uniform", 0.1, 0.9)  # also for Asin, Atanh and the logarithm of 1 - x
-_ABOVE_ONE = Draw("uniform", 1.1, 3.0)
-_DIVISORS = {"i": Draw("int", 1, 9), "f": Draw("uniform", 0.5, 2.0)}
+# For Sqrt, Log and the like; for Acosh; of divisors, by kind of numbers.
+INSIDE_UNIT = Draw("uniform", 0.1, 0.9)  # also for Asin, Atanh and the logarithm of 1 - x
+ABOVE_ONE = Draw("uniform", 1.1, 3.0)
+DIVISORS = {"i": Draw("int", 1, 9), "f": Draw("uniform", 0.5, 2.0)}
 # A network whose first step divides by one of these takes samples of 8 or 16 bits.
 _PIXEL_SCALES, _AUDIO_SCALES = (250.0, 256.0), (2.0**14, 2.0**16)
 _PIXEL_MEANS = (16.0, 255.0)  # that are subtracted from samples of 8 bits
@@ -169,16 +170,16 @@ def _domain(graph: _InputUses, use: _Use, kind: str) -> Draw | None:
     """The distribution of an input of dtype kind `kind` for which a node that reads it is defined."""
     operator = use.node.op_type
     if operator in ("Div", "Mod") and use.index == 1:
-        return _DIVISORS["f" if kind == "f" else "i"]
+        return DIVISORS["f" if kind == "f" else "i"]
     if operator in _RECURRENT and use.index == 4 and (steps := graph.shapes.get(use.node.input[0])):
         return Draw("int", 1, steps[0] or 1)
     if operator == "MaxUnpool" and use.index == 1 and (pooled := graph.shapes.get(use.node.input[0])):
         return Draw("distinct", 0, math.prod(size or 1 for size in pooled) - 1)  # places, of one value each
     if kind != "f":  # 0 to a negative power is no integer
-        return _DIVISORS["i"] if operator == "Pow" and use.index == 0 else None
+        return DIVISORS["i"] if operator == "Pow" and use.index == 0 else None
     if operator in _POSITIVE_DOMAIN or (operator == "Pow" and use.index == 0 and _is_fractional(graph, use)):
-        return _INSIDE_UNIT
-    return _ABOVE_ONE if operator == "Acosh" else None
+        return INSIDE_UNIT
+    return ABOVE_ONE if operator == "Acosh" else None
 
 
 def _is_fractional(graph: _InputUses, use: _Use) -> bool:

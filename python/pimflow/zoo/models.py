@@ -13,9 +13,10 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import TensorProto, external_data_helper, numpy_helper, shape_inference
 
-from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError, UsageError, one_line
+from pimflow.errors import ModelError, UnknownNameError, UsageError, one_line
 from pimflow.zoo import catalogue, foreign, weights
 from pimflow.zoo.language.decoder_files import is_decoder_file
+from pimflow.zoo.node_checks import require_plain_nodes
 from pimflow.zoo.precision import NARROW, OTHER_TYPES, has_double, refuse_bit_casts, require_types, to_single
 from pimflow.zoo.shapes import LARGEST, Shape, check_batch, check_sizes, fix_shapes, set_batch
 from pimflow.zoo.states import context_shapes, state_pairs
@@ -98,9 +99,7 @@ def load_exact(
     try:
         _keep_data_inputs(new_model)
         require_types(new_model, where)
-        _check_split_outputs(new_model, where)
-        _check_flags(new_model, where)
-        _check_casts(new_model, where)
+        require_plain_nodes(new_model, where)
         refuse_bit_casts(new_model, where)
         data = [value for value in new_model.graph.input if weights.rule_of(value) is None]
         pairs = {} if context is None else state_pairs(data, new_model.graph.output, states)
@@ -253,53 +252,6 @@ def _keep_data_inputs(model: onnx.ModelProto) -> None:
         del model.graph.input[:]
         model.graph.input.extend(data)
         model.ir_version = max(model.ir_version, 4)
-
-
-def _check_split_outputs(model: onnx.ModelProto, where: str) -> None:
-    """Raise :class:`ModelError` for a Split into more parts than it has results, or with a nameless result.
-
-    onnx would infer the shapes of all parts; ONNX Runtime crashes if a result has no name.
-    """
-    for node in (node for node in model.graph.node if node.op_type == "Split"):
-        if not all(node.output):
-            raise ModelError(
-                f"{where}: not a valid ONNX model: Split '{node.name}' has a result without a name; name it, "
-                "also if nothing reads it"
-            )
-        for attribute in node.attribute:
-            if attribute.name == "num_outputs" and attribute.i != len(node.output):
-                raise ModelError(
-                    f"{where}: not a valid ONNX model: Split '{node.name}' has {len(node.output)} results, "
-                    f"and num_outputs is {attribute.i}"
-                )
-
-
-# Attributes that are 0 or 1: readers disagree about the meaning of other values.
-_FLAGS = {
-    *("keepdims", "noop_with_empty_axes", "select_last_index", "transA", "transB", "exclusive", "reverse"),
-    *("ceil_mode", "count_include_pad", "align_corners", "antialias", "largest", "sorted", "upper", "fmod"),
-}
-
-
-def _check_flags(model: onnx.ModelProto, where: str) -> None:
-    for node in (node for node in model.graph.node if node.domain in ("", "ai.onnx")):
-        for attribute in node.attribute:
-            if attribute.name in _FLAGS and attribute.i not in (0, 1):
-                raise ModelError(
-                    f"{where}: not a valid ONNX model: {attribute.name} of {node.op_type} '{node.name}' is "
-                    f"{attribute.i}, not 0 or 1"
-                )
-
-
-def _check_casts(model: onnx.ModelProto, where: str) -> None:
-    """Raise `UnsupportedOpError` for casts to types whose roundings TVM does not have."""
-    for node in (node for node in model.graph.node if node.op_type == "Cast"):
-        target = next(TensorProto.DataType.Name(entry.i) for entry in node.attribute if entry.name == "to")
-        if target.startswith(("FLOAT8", "FLOAT4", "FLOAT6")):
-            raise UnsupportedOpError(
-                f"{where}: Cast '{node.name}' to {target} (attribute 'to') is not supported: TVM rounds to "
-                "that type otherwise than the standard"
-            )
 
 
 # Operators of ONNX Runtime that exporters put into ONNX's own domain, which does not have them.

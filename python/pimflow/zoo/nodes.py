@@ -35,6 +35,11 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs among the attributes of a node: bodies of loops, branches of conditions."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
 def constant_nodes(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The tensors of Constant nodes, by result; changing one in place changes the graph."""
     return {

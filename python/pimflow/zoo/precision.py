@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from pimflow.errors import ModelError, UnsupportedOpError
+from pimflow.zoo.nodes import bodies
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 OTHER_TYPES = (*NARROW, TensorProto.DOUBLE)
@@ -243,9 +244,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph`, and the subgraphs of its control flow."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
+        for body in bodies(node):
+            yield from _graphs(body)
 
 
 def _convert(graph: onnx.GraphProto, kinds: Container[int], kept: Container[str]) -> None:

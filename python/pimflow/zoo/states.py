@@ -27,11 +27,6 @@ def state_pairs(
     found by their shapes: if as many outputs as inputs have four dimensions, and in the same order they
     differ only in the third, they are pairs.
 
-    Parameters
-    ----------
-    explicit_pairs : mapping of str to str, optional
-        Known pairs, which take precedence.
-
     Raises
     ------
     UnknownNameError

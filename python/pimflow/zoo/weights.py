@@ -46,11 +46,6 @@ CHUNK = 1 << 17  # values drawn at a time: few enough for the cache, and even, s
 def rule_of(value: onnx.ValueInfoProto) -> tuple[str, int, float] | None:
     """Read how to draw a weight.
 
-    Parameters
-    ----------
-    value : onnx.ValueInfoProto
-        A graph input.
-
     Returns
     -------
     tuple of (str, int, float) or None
@@ -122,13 +117,6 @@ def _marks_by_product(model: onnx.ModelProto, key: str) -> dict[str, str]:
     return by_node
 
 
-def mark_untrained(value: onnx.ValueInfoProto) -> None:
-    """Remove the mark that a weight is trained, in place, so that it is drawn."""
-    entries = [entry for entry in value.metadata_props if entry.key != "trained"]
-    del value.metadata_props[:]
-    value.metadata_props.extend(entries)
-
-
 def blank_matrices(model: onnx.ModelProto) -> onnx.ModelProto:
     """Mark the matrices of a graph-only model, in place, as zeros that are not drawn; returns the model.
 
@@ -146,10 +134,6 @@ def uniform(name: str, count: int, seed: int) -> np.ndarray:
 
     Parameters
     ----------
-    name : str
-        Name of the stream of values.
-    count : int
-        Number of values.
     seed : int
         0 to 2**64 - 1.
 

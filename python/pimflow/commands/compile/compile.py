@@ -61,12 +61,6 @@ class Compiled:
         Of the requested target if its device is present, else of the stand-in.
     report : Report
         The contents of ``report.json``, which `Report.to_json` gives.
-    convention_search : ConventionSearch
-        See `with_conventions`.
-    module_call : ModuleCall
-        See `__call__`.
-    directory : WrittenDirectory, optional
-        Where it was written.
     """
 
     search_result: SearchResult
@@ -202,16 +196,6 @@ def compile(  # `args`, `kwargs` and `dynamic_shapes` are those of ``torch.expor
         or names such as ``pim-launch=0`` (docs/conventions.md), as a list or in one text with commas. Each
         takes a few seconds at most. The report has their speed-ups. After an interrupt the directory is
         complete, and its report lists those that are missing (`Compiled.with_conventions`).
-    check_kernels : bool
-        Whether to run every kernel of ``cuda+pim`` thread by thread on this CPU first, and to refuse races,
-        accesses out of bounds, divergent barriers and wrong values (docs/compilation.md).
-    cuda_graphs : bool
-        Whether ``cuda+pim`` captures runs of kernels in CUDA graphs at the first inference, and replays them
-        (docs/compilation.md).
-    emit_traces : bool
-        Whether to write ``.pim`` traces too: one for each region and channel; they are large.
-    dump_ir : path, optional
-        Directory to write the module after every pass to, numbered, as TVMScript (docs/compilation.md).
     force : bool
         Whether to write although `out` or `dump_ir` has other files, which stay, or changed files, which are
         replaced.
@@ -272,7 +256,7 @@ def _compile(request: steps.CompileRequest, example: Example, begin: float) -> C
     if request.check_kernels:
         request.progress("checking kernels")
         checked_kernels = require_kernels(prepared.network, placed.search_result)
-    verification = steps.verify_builds(request, prepared.network, build_set, reference)
+    verification = steps.verify_builds(request, model, prepared.network, build_set, reference)
     selection = steps.with_kernel_times(request, selection, build_set.builds[-1], reference)
     extras = compile_results.extra_reports(request, prepared, placed, reference, selection, build_set)
     part = steps.decoder_part(model, prepared.network, placed.search_result, request.options.context)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pimflow.commands.compile.compile_steps import BuildSet, CompileRequest, ReferenceRun
+from pimflow.commands.compile.compile_steps import BuildSet, CompileRequest
 from pimflow.commands.compile.make_report import PlacedNetwork, make_report
+from pimflow.commands.compile.reference_run import ReferenceRun
 from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.shared.front import ParetoPoint
 from pimflow.commands.shared.front import files as front_files

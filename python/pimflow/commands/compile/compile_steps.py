@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from pimflow import zoo
 from pimflow.commands.compile.conventions import ConventionSearch
 from pimflow.commands.compile.make_report import PlacedNetwork
 from pimflow.commands.compile.options import CompileOptions
 from pimflow.commands.compile.pareto import search_front
+from pimflow.commands.compile.reference_run import ReferenceRun, Trial
 from pimflow.commands.shared import prepare
 from pimflow.commands.shared.channel_report import ChannelCount
 from pimflow.commands.shared.inputs import inputs_by_name
@@ -32,11 +31,9 @@ from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.interface import Interface
 from pimflow.compiler.kernel_checks.check import require_cuda
 from pimflow.compiler.measurement.kernel_times import inference_ns
-from pimflow.compiler.verification import Verification, is_constant, nan_count, require_finite, verify
+from pimflow.compiler.verification import Verification, verify
 from pimflow.core.rewrite import Mode
-from pimflow.decomposition.calibration import Calibration, agreement
-from pimflow.decomposition.network import DecomposedNetwork
-from pimflow.decomposition.report import DecompositionReport
+from pimflow.decomposition.calibration import Calibration
 from pimflow.errors import UsageError
 from pimflow.frontend import Network
 from pimflow.host.directories import check_target
@@ -120,102 +117,6 @@ def _with_budget(request: CompileRequest) -> CompileRequest:
         select = replace(select, memory_budget_bytes=budget)
     goal = replace(request.goal, max_memory_bytes=None) if request.in_c else request.goal
     return replace(request, goal=goal, select=select)
-
-
-@dataclass(kw_only=True)
-class ReferenceRun:
-    """What the build is verified against: inputs, and the outputs of the reference.
-
-    `prepare` calls `inspect` once layers are decomposed, which computes the outputs.
-
-    Attributes
-    ----------
-    samples : tuple of mappings of str to ndarray
-        The inputs of each run of the verification.
-    expected : tuple of sequences of ndarray
-        The outputs of the reference for each sample.
-    calibration : Calibration, optional
-        None once the networks were compared on it.
-    is_drawn : bool
-        Whether all inputs are drawn; then others may be drawn for which the reference is defined.
-    states : mapping of str to int
-        By input that is a resident cache, the index of the output that is its content after a step.
-    decomposition : DecompositionReport, optional
-        The decomposed layers, and the difference of these outputs from the original's.
-    input_range : str, optional
-        The range that inputs are drawn in, and why, if it was found by trying.
-    """
-
-    interface: Interface
-    samples: tuple[Mapping[str, np.ndarray], ...]
-    calibration: Calibration | None
-    progress: Progress
-    states: Mapping[str, int]
-    is_drawn: bool = False
-    expected: tuple[Sequence[np.ndarray], ...] = ()
-    decomposition: DecompositionReport | None = None
-    input_range: str | None = None
-
-    @property
-    def inputs(self) -> Mapping[str, np.ndarray]:
-        """The inputs of the first sample, on which times are taken."""
-        return self.samples[0]
-
-    def inspect(self, network: Network, change: DecomposedNetwork | None) -> None:
-        """Compute the outputs of `network`, and compare a decomposed network with its original."""
-        self.progress("computing the reference")
-        self.expected = network.reference.outputs(self.samples)
-        if self.is_drawn and any(map(nan_count, self.expected)):
-            self._draw_positive(network)
-        if self.is_drawn and all(map(is_constant, self.expected)):
-            self._draw_in_ranges(network)
-        for outputs in self.expected:
-            require_finite(outputs)
-        if change is None:
-            return
-        self.decomposition = change.summary(self.samples, self.expected)
-        if self.calibration is not None:
-            self.progress(f"comparing {self.calibration.samples} samples")
-            calibration = agreement(self.calibration, change)
-            self.decomposition = replace(self.decomposition, calibration=calibration)
-            self.calibration = None
-
-    def _draw_positive(self, network: Network) -> None:
-        """Draw positive inputs instead, if the reference has fewer NaN for them."""
-        draws = zoo.positive_draws(network.inputs, {*network.draws, *network.table_rows})
-        samples = (network.example_inputs(draws),)
-        expected = network.reference.outputs(samples)
-        if draws and sum(map(nan_count, expected)) < sum(map(nan_count, self.expected)):
-            self._take(draws, samples, expected)
-
-    def _draw_in_ranges(self, network: Network) -> None:
-        """Draw inputs of the first range of `zoo.RANGES` for which outputs are not constant, if there is one.
-
-        Outputs that no input changes say nothing of the build. Networks for samples of 8 or 16 bits have
-        such for values about 1, which are silence to them.
-        """
-        known = {*network.draws, *network.table_rows}
-        for kind, draws in zoo.ranged_draws(network.inputs, known).items():
-            samples = (network.example_inputs(draws),)
-            expected = network.reference.outputs(samples)
-            if not any(is_constant(outputs) or nan_count(outputs) for outputs in expected):
-                self._take(draws, samples, expected)
-                name, draw = next(iter(draws.items()))
-                self.input_range = (
-                    f"drawn as {kind}, {draw}: outputs are constant for smaller ones; "
-                    f"--input {name}=… draws others"
-                )
-                return
-
-    def _take(
-        self,
-        draws: Mapping[str, zoo.Draw],
-        samples: tuple[Mapping[str, np.ndarray], ...],
-        expected: tuple[Sequence[np.ndarray], ...],
-    ) -> None:
-        self.samples, self.expected = samples, expected
-        texts = {name: str(draw) for name, draw in draws.items()}
-        self.interface = replace(self.interface, draws=self.interface.draws | texts)
 
 
 def prepare_network(request: CompileRequest, model: Model) -> tuple[PreparedNetwork, ReferenceRun]:
@@ -336,24 +237,42 @@ def build_targets(
 
 
 def verify_builds(
-    request: CompileRequest, network: Network, build_set: BuildSet, reference: ReferenceRun
+    request: CompileRequest, model: Model, network: Network, build_set: BuildSet, reference: ReferenceRun
 ) -> Verification:
     """Verify every build that runs on this machine on every sample.
+
+    Drawn inputs for which values leave fp16 are drawn again, as smaller ones.
 
     Returns the result of the first build that does, of the sample whose error is nearest to its bound.
     """
     request.progress("verifying")
-    for target_build in reversed(build_set.builds):
-        if target_build.can_run_here:
-            verifications = []
-            for inputs, expected in zip(reference.samples, reference.expected, strict=True):
-                verification = verify(
-                    network, target_build, request.system, inputs, expected, request.tolerance
-                )
-                verification.require()
-                verifications.append(verification)
-    worst = max(verifications, key=lambda verification: verification.worst.error_over_bound)
-    return replace(worst, samples=len(verifications))
+    verifications = _verifications(request, network, build_set, reference)
+    can_draw = reference.is_drawn and reference.decomposition is None
+    if can_draw and not all(verification.is_in_range for verification in verifications):
+        request.progress("trying smaller inputs")
+        for trial in reference.smaller_trials(prepare.load(model, request.options)):
+            smaller = _verifications(request, network, build_set, trial)
+            if all(verification.is_in_range for verification in smaller):
+                reference.take_range(trial, "values leave fp16 for usual ones")
+                verifications = smaller
+                break
+    for verification in verifications:
+        verification.require()
+    samples = len(reference.samples)
+    worst = max(verifications[-samples:], key=lambda verification: verification.worst.error_over_bound)
+    return replace(worst, samples=samples)
+
+
+def _verifications(
+    request: CompileRequest, network: Network, build_set: BuildSet, run: ReferenceRun | Trial
+) -> list[Verification]:
+    """Of every build that runs on this machine, in reverse, the results of all samples."""
+    return [
+        verify(network, target_build, request.system, inputs, expected, request.tolerance)
+        for target_build in reversed(build_set.builds)
+        if target_build.can_run_here
+        for inputs, expected in zip(run.samples, run.expected, strict=True)
+    ]
 
 
 def with_kernel_times(

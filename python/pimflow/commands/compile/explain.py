@@ -20,8 +20,6 @@ class ExplainedCandidate:
 
     Attributes
     ----------
-    chosen : bool
-        Whether it is in the plan.
     channels : str
         Memory channels of its tensors, as in `core.plan.Choice`.
     pending : tuple of str
@@ -83,8 +81,6 @@ class Explanation:
         How the plan was found.
     latency_ns : float
         Latency of the whole plan.
-    baselines : Baselines
-        Latencies that it is compared with.
     """
 
     region: str
@@ -166,8 +162,8 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
     chosen = search_result.candidate_by_region[region.name]
     unsupported_reason = search_result.table.unsupported_reasons.get(region.name, "")
     has_epilogue = region.epilogue.operators and region.geometry and not unsupported_reason
-    generator = search_result.generator
-    lower_bounds = elementwise_bounds(region, search_result.system, generator.task_builder.submission_ns)
+    generator, system = search_result.generator, search_result.system
+    lower_bounds = elementwise_bounds(region, system, generator.task_builder.submission_ns)
     gpu_ns = min(
         Cost.from_candidate(candidate).latency_ns
         for candidate in generator.gpu_candidates(region, search_result.plan.gpu_channels)
@@ -177,8 +173,8 @@ def explain(search_result: SearchResult, region: Region) -> Explanation:
         operators=tuple(region.operators),
         output_shape=tuple(region.output_shape),
         refused=unsupported_reason,
-        unfinished=generator.unsupported_epilogue_reason(region) if has_epilogue else "",
-        activation_ns=pim_epilogue.min_activation_ns(region, search_result.system) if has_epilogue else 0.0,
+        unfinished=pim_epilogue.unsupported_epilogue_reason(region, system) if has_epilogue else "",
+        activation_ns=pim_epilogue.min_activation_ns(region, system) if has_epilogue else 0.0,
         settle_ns=search_result.table.epilogue_cost[region.name].latency_ns if has_epilogue else 0.0,
         at_best=tuple(lower_bounds),
         gpu_ns=gpu_ns,

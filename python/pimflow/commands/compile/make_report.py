@@ -21,7 +21,7 @@ from pimflow.commands.shared.report import (
     VerificationReport,
 )
 from pimflow.core.candidate import Cost
-from pimflow.core.rewrite import SplitRewrite
+from pimflow.core.rewrite import AttentionRewrite, SplitRewrite
 from pimflow.core.stages import whole_name
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.placement import SearchResult
@@ -166,7 +166,7 @@ def _matching_regions(verification: Verification, search_result: SearchResult) -
     right = {whole_name(r.region, search_result.candidate_by_region) for r in verification.regions} - wrong
     return right | {
         name
-        for cache in search_result.placed_caches()
-        for name in (cache.keys, cache.values)
-        if cache.region in right
+        for candidate in search_result.candidates
+        for name in candidate.covers
+        if isinstance(candidate.rewrite, AttentionRewrite) and candidate.covers[-1] in right
     }

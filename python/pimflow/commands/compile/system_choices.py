@@ -67,8 +67,6 @@ def choose_channels(
     ----------
     model, system, **keywords
         As for `pimflow.search`, without a plan; the objective is not ``memory``.
-    progress : callable
-        Called with the number that is searched.
 
     Raises
     ------

@@ -15,7 +15,7 @@ from pimflow.commands.shared.search_arguments import SEARCH
 from pimflow.compiler.artifact import TIMELINE
 from pimflow.compiler.interface import INTERFACE, Interface, convert_read_errors
 from pimflow.core.candidate import RESOURCES, Resource
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import Json, JsonTree, report_from
 from pimflow.core.table_files import read_json
 from pimflow.core.typed_values import has_type
@@ -27,8 +27,6 @@ from pimflow.placement import Evaluation, SearchResult
 from pimflow.report_page.timeline_chart import Bar, TracedTask, sort_bars, timeline
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from pimflow.frontend import Model
 
 NAMES = {"gpu": "GPU stream", "pim": "PIM stream", "crossbar": "crossbar"}
@@ -36,7 +34,7 @@ PROCESSES = ("plan", "GPU alone")  # indices are process numbers in the file
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTrace(JsonTree):
+class PlanTrace(JsonTree, Tabular, rows="tasks"):
     """The timeline of a plan, on both devices and the crossbar.
 
     Attributes
@@ -130,10 +128,6 @@ class PlanTrace(JsonTree):
     def tasks_on(self, resource: Resource) -> list[TracedTask]:
         """The plan's tasks on `resource`."""
         return [task for task in self.tasks if task.resource == resource]
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each task; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.tasks)
 
     def report(self) -> TimelineReport:
         """The figures of the timeline."""

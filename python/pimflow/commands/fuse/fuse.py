@@ -85,8 +85,6 @@ class DecomposedFusion:
 
     Attributes
     ----------
-    plan : FusionPlan
-        Of the regions of the decomposed network.
     decomposition : DecompositionReport
         The decomposed layers, and the error of outputs against the original's.
     dram_bytes_original : int
@@ -128,8 +126,6 @@ def fuse_decomposed(
 
     Parameters
     ----------
-    decompose : Request or str
-        As for `search`.
     baseline : str
         Layers of the original network that traffic is compared with; see `layer_graph`.
     note : callable

@@ -108,8 +108,6 @@ class FusionReport(JsonTree):
         Over layers whose traffic and arithmetic do not overlap.
     speedup_roofline : float
         Over layers whose traffic and arithmetic overlap.
-    energy_sources : dict of str to str
-        Source of each energy constant.
     recomputed_macs : int
         Multiply-accumulates of halo rows that are recomputed.
     dram_bytes_original, reduction_of_original, decomposition

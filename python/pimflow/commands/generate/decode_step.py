@@ -40,10 +40,6 @@ class DecodeStep:
     ----------
     graph : callable
         Gives the network of a step that attends to so many tokens.
-    context, batch : int
-        Places of the caches, and number of sequences.
-    interface : StepInterface
-        The names of its inputs and results.
     grows : bool
         Whether there are graphs for fewer tokens than the context. If not, a step always attends to all.
     """

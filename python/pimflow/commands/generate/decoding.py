@@ -136,8 +136,6 @@ class Lengths:
     ----------
     attended : int
         Tokens that its last token attends to, itself included: the first places of the cache.
-    tokens, batch : int
-        Tokens of each sequence in the step, and number of sequences.
     places : int
         Places of the resident cache that it writes into; 0 without one.
     """
@@ -202,16 +200,10 @@ class CompiledStep:
 
     Attributes
     ----------
-    input_types : dict of str to (tuple of int, str)
-        Shape and dtype of every input.
     states : tuple of State
         Resident caches. Without them the step returns the caches that it was given, with its tokens added.
-    outputs : tuple of str
-        Names of its results, in order.
     roles : mapping of str to str
         What inputs are for; see `step_inputs`.
-    logits_index : int
-        Index of the result with logits.
     verification : Verification
         Of one run: every PIM region, all outputs, commands and their times.
     results : tuple of ndarray

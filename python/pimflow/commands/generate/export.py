@@ -32,10 +32,6 @@ class AttentionRow:
     ----------
     batch, tokens : int
         Requests, and the tokens of each in the cache.
-    heads, kv_heads : int
-        Heads on this device.
-    channels : int
-        PIM channels that it has.
     source : str
         How the time was made.
     """
@@ -58,8 +54,6 @@ class ServingAttention:
     ----------
     channels : int
         Channels for the request: all PIM channels, or one for each KV head if these are fewer.
-    schedules : dict of str to str
-        Schedule of each product, for all lengths.
     line : AttentionLine
         Times in ns on these channels.
     rows : tuple of AttentionRow
@@ -253,8 +247,7 @@ def _points(
     costs: Costs, attention: Attention, lengths: Sequence[int]
 ) -> tuple[dict[str, str], dict[int, float]]:
     """The schedule of each product that is the fastest over all places, and its times by tokens."""
-    full = costs.attention_costs([(attention, 0)])[0]
-    fastest = {KEYS: full.keys[0].schedule, VALUES: full.values[0].schedule}
+    fastest = {product: ranked[0].schedule for product, ranked in costs.attention_costs(attention).items()}
     points = {}
     for tokens in sorted(set(lengths)):
         work = [

@@ -60,18 +60,10 @@ class GenerationJob:
 
     Attributes
     ----------
-    prompts : list of list of int
-        Tokens of each prompt.
-    continuation : Continuation
-        How each is continued.
     context : int
         Tokens that the caches have room for.
-    batch : int
-        Number of sequences.
     assume_room : bool
         Whether a shape may take more than the PIM channels have.
-    group : DeviceGroup
-        The devices that share a shape.
     """
 
     language: LanguageModel
@@ -120,34 +112,10 @@ def generate(
         Name of a language model of the zoo, an ONNX decoder with a cache whose inputs have Optimum's names
         (`frontend.onnx_decoder`), a program of PyTorch (`frontend.torch_decoder`), a GGUF file
         (`zoo.language.gguf_decoder`), or a folder of Hugging Face's (`zoo.language.hf_decoder`).
-    n : int
-        Number of new tokens; fewer if the model ends its text.
-    prompt, tokens : str, sequence of int
-        The prompt, as text or as tokens. Or several prompts of one kind, of any lengths, run as a batch.
-    context : int, optional
-        Tokens that the caches have room for: the longest prompt and the new ones by default.
-    batch : int
-        Number of sequences, all from one prompt; of several prompts each is a sequence.
     temperature, top_k, top_p, seed
         How tokens are drawn; see `Sampler`.
-    stop : str or sequence of str, optional
-        Texts before which a text ends.
-    chat : bool
-        Whether prompts are what a user says, to be written as the model's chat template has it.
-    tokenizer : path, optional
-        A ``tokenizer.json``, or the folder with it, in place of the model's own or of the one beside it.
-    weight_type : str
-        Type in which weights of the zoo are stored, quantised once: of `weight_types.WRITTEN_TYPES`.
-    activation_type : str
-        Type to which inputs of products with them are quantised, with a scale for each token: ``fp16`` for
-        none, or ``int8``.
-    kv_cache_dtype : str
-        Type of the caches, of `weight_types.CACHE_TYPES`, to which keys and values are quantised as they are
-        appended, with a scale for each token and head: ``fp16`` for that of the system.
     devices, parallel, link
         How many devices share a shape, and how; see `commands.generate.devices.DeviceGroup`.
-    assume_room : bool
-        Whether a shape whose blocks do not all fit the PIM channels is timed as if they did.
     on_text : callable
         Called with each new piece of the first sequence's text, or with token numbers if the model has no
         tokenizer.
@@ -393,7 +361,7 @@ def _estimate_tokens(job: GenerationJob, decoder: Decoder) -> Generation:
     )
     block_bytes, output_bytes = _resident_bytes(decode.search_result), _resident_bytes(head)
     held_bytes = job.group.held_bytes(decoder.layers, block_bytes, output_bytes)
-    if not job.assume_room and held_bytes > _room_bytes(search_request.system):
+    if not job.assume_room and held_bytes > search_request.system.pim_bytes:
         whole = job.group.count if job.group.parallel == TENSOR else 1
         raise _no_room(job, model, held_bytes, whole * block_bytes, whole * output_bytes)
     job.progress("compiling a block for the prompt")
@@ -435,7 +403,7 @@ def _no_room(
 
     A block and the output layer take so many bytes on one device.
     """
-    room_bytes = _room_bytes(job.search_request.system)
+    room_bytes = job.search_request.system.pim_bytes
     count = min_devices(model, block_bytes, output_bytes, room_bytes)
     levers = ["--assume-room, which times banks with as many rows as that takes"]
     if count is not None:
@@ -447,10 +415,6 @@ def _no_room(
         "B",
         levers,
     )
-
-
-def _room_bytes(system: System) -> int:
-    return system.pim.bytes_per_channel * system.pim_channels
 
 
 def _model_costs(
@@ -559,7 +523,7 @@ def _report(
         lengths=cost_model.lengths,
         full_cache=cost_model.full_step(cost_model.context),
         kv_bytes_per_token=language.kv_bytes(ELEMENT_BYTES[system.dtype]),
-        room_bytes=_room_bytes(system),
+        room_bytes=system.pim_bytes,
         devices=f"{group.count} in {group.parallel}, over {group.link.name}" if group.count > 1 else None,
         verified=True,  # else an error was raised
         **figures,

@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pimflow.commands.shared.published_decode import PublishedDecode
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import OMITTED, Json, fields_form
 from pimflow.placement import SearchResult
 from pimflow.placement.plan_application import Charges
 from pimflow.placement.solvers.evaluate import STATIC, Evaluation
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 MAX_TIMED_LENGTHS = 32  # largest number of step lengths to time: each takes a tenth of a second or more
 
@@ -103,8 +98,6 @@ class DecodeCostModel:
         Gives its time on a GPU that decodes as the best published one does.
     context : int
         Tokens that the caches have room for.
-    batch : int
-        Number of sequences.
     step_lengths : sequence of int
         Lengths of the requested steps: the tokens that each attends to.
     """
@@ -200,7 +193,7 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Tabular, rows="requests"):
     """The text of a language model, and the times and energies of its steps on a system.
 
     Attributes
@@ -218,8 +211,6 @@ class Generation:
         prompt or all from one.
     tokens, text
         Of the first request; see `Completion`.
-    requests : tuple of Completion
-        One for each prompt.
     ttft_ns, tpot_ns : float
         Modelled time of the prompt's step, and mean time of the requested steps of one token for each
         sequence; ``_gpu_only`` on the GPU with all memory channels, by its model; ``_gpu_published`` if it
@@ -237,8 +228,6 @@ class Generation:
     fraction_of_bound : float
         Lower bound of the time of a step, in which PIM or the GPU reads each weight and each element of the
         caches (`step_bound.shared_bound_ns`), over `tpot_ns`.
-    kv_bytes_per_token : int
-        Bytes of a token in the cache.
     held_bytes, room_bytes : int
         Bytes of PIM's rows that weights and caches of all blocks take, and capacity of all PIM channels. If
         they do not fit, times are those of banks with as many rows as they need. Of several devices, of the
@@ -307,10 +296,6 @@ class Generation:
     def to_json(self) -> dict[str, Json]:
         """The tree that ``pimflow generate --json`` prints."""
         return fields_form(self)
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each request; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.requests)
 
     def table(self) -> str:
         """The figures as text."""

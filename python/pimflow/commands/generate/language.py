@@ -50,8 +50,6 @@ class LanguageModel:
     ----------
     max_context : int or None
         Longest context that it supports; None if unknown.
-    kv_elements : int
-        Elements of a token in the cache.
     uses : int
         Query heads that read an element of the cache.
     step : callable
@@ -70,8 +68,6 @@ class LanguageModel:
         Source of its weights, and their storage type.
     interface : StepInterface
         The names of inputs and results of a step.
-    ends : frozenset of int
-        Tokens that end a text.
     decoder : Decoder, optional
         The model as data, where it has that form.
     by_token : bool

@@ -48,8 +48,6 @@ class Continuation:
 
     Attributes
     ----------
-    n : int
-        The largest number of new tokens.
     stops : sequence of str
         Texts before which the new text ends.
     """

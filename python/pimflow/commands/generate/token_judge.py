@@ -19,8 +19,6 @@ class _TokenCheck:
 
     Attributes
     ----------
-    position : int
-        Index of the token in the sequence.
     error, largest : float
         The largest error over the reference's largest logit, and that logit.
     new_token : int or None

@@ -31,7 +31,7 @@ from pimflow.hardware import System
 from pimflow.memory import MemoryPlan
 from pimflow.pim_backend.runtime import targets
 from pimflow.relay_passes.decomposition.layer_flops import flops
-from pimflow.relay_passes.flat import fused_runs, operator, tensor_bytes
+from pimflow.relay_passes.flat import operator, tensor_bytes
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.operator_memory import operator_liveness
 from pimflow.relay_passes.regions.kernel_groups import TensorCopy, copies
@@ -83,8 +83,6 @@ class NetworkMemory:
         streams them, weights. Inputs and resident weights lie elsewhere.
     weights : str
         One of `hardware.systems.WEIGHTS`: whether the plan has weights.
-    kernels, inputs, input_bytes : int
-        Number of kernels; number of inputs, and their size.
     tvm_pool_bytes : int
         Allocated by TVM's ``StaticPlanBlockMemory`` for the same network, and the same weights.
     eager_bytes : int
@@ -95,16 +93,12 @@ class NetworkMemory:
         Number of allocations, and of groups of lazy allocations with no kernel between (Occamy, Table I).
     overwritten : int
         Results that are stored in place of an operand.
-    copies : tuple of TensorCopy
-        Parts of tensors that are copied.
     order : LayerOrder, optional
         Order of its layers, if another one was searched for.
     decomposition : DecompositionReport, optional
         Report of the decomposed layers, if there are any.
     skips : SkipOptimisation, optional
         Result of the optimisation of skip connections, if requested.
-    internal : InternalMemory
-        Internal tensors of the original network and of this one.
     fused : list of list of str
         Runs of layers that are fused into one kernel each, if requested.
     """
@@ -177,10 +171,6 @@ def plan_memory(
         Rewrites of the network before. Layers that may be fused are fused if that makes the pool smaller.
     policy, capacity_bytes, seconds
         See `memory.plan`.
-    alignment_bytes : int, optional
-        Of every tensor; `core.liveness.ALIGNMENT_BYTES` by default.
-    in_place : bool
-        Whether elementwise results may overwrite operands that are not used later.
     inputs, input_values
         Arrays whose shapes fix those that the model leaves open; see `pimflow.compile`.
     **keywords
@@ -273,7 +263,7 @@ class _MemoryPlanner:
             order=prepared.order,
             skips=prepared.skips,
             decomposition=self.decomposition,
-            fused=[*fused_runs(module), *map(list, placed.group_tilings())],
+            fused=list(map(list, placed.group_tilings())),
         )
 
 

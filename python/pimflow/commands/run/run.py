@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tvm
@@ -22,7 +22,7 @@ from pimflow.compiler.c_code.source import FILES, CSource
 from pimflow.compiler.interface import LIBRARIES, Interface
 from pimflow.compiler.timing import call_times_ns
 from pimflow.compiler.verification import layer_of_symbol, require_fp16_range
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.output_error import OUTPUT_BOUND, relative_error
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
@@ -30,18 +30,13 @@ from pimflow.pim_backend.runtime.network_module import infer as inferred
 from pimflow.pim_backend.runtime.network_module import load
 from pimflow.pim_backend.runtime.targets import C_TARGET, cpu_name, target_by_name, target_device
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 @dataclass(frozen=True, kw_only=True)
-class Inference:
+class Inference(Tabular, rows="output_rows"):
     """The result of a run.
 
     Attributes
     ----------
-    target : str
-        Target of the build that ran.
     names : tuple of str
         Names of the outputs; their numbers if the model has no names for them.
     compiler : str
@@ -68,13 +63,11 @@ class Inference:
     def to_json(self) -> dict[str, Json]:
         """The result as JSON; outputs by shape, dtype and range, without their values."""
         fields = ("target", "compiler", "threads", "calls", "median_ns", "max_relative_error")
-        return {"outputs": self._rows()} | {name: json_form(getattr(self, name)) for name in fields}
+        return {"outputs": self.output_rows} | {name: json_form(getattr(self, name)) for name in fields}
 
-    def to_pandas(self) -> DataFrame:
-        """A row for each output; raises `UsageError` if pandas is not installed."""
-        return data_frame(self._rows())
-
-    def _rows(self) -> list[Json]:
+    @property
+    def output_rows(self) -> list[Json]:
+        """Shape, dtype and range of each output."""
         named = enumerate(zip(self.names, self.outputs))
         return [{"output": index, "name": name, **_summary(array)} for index, (name, array) in named]
 
@@ -121,12 +114,6 @@ def infer(
     target : str, optional
         The target that it was compiled for (the default), or ``llvm+pim``, which every compiled directory
         has. ``c`` is built first, by this machine's C compiler.
-    repeat : int
-        Number of further calls to time.
-    compare : bool
-        Whether to run the directory's other targets too, as far as they run here, and compare outputs.
-    threads : int, optional
-        Threads of the C library; one by default.
     progress : callable
         Called with a text that says what is being done.
 
@@ -306,13 +293,7 @@ def _runs_here(target: str) -> bool:
 
 
 class _Runner:
-    """A stored library.
-
-    Raises
-    ------
-    ArtifactError
-        If it was made for another CPU, or cannot be loaded.
-    """
+    """A stored library; raises `ArtifactError` if it was made for another CPU, or cannot be loaded."""
 
     compiler, threads = "", None
 

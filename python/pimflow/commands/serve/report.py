@@ -53,8 +53,6 @@ class ServedFigures:
         Requests within both limits a second, and their share of all, refused ones included.
     energy_per_token_pj : float
         Of all steps, over all new tokens: prompts are included, idle time is not.
-    busy_share : float
-        Share of the time in which a step runs.
     mean_batch : float
         Requests that get a token in a step, on average over steps with any.
     mean_cache_share, max_cache_share : float
@@ -177,12 +175,8 @@ class Serving(JsonTree):
 
     Attributes
     ----------
-    requests, prompt_tokens, new_tokens : int
-        What was served.
     refused : int
         Requests that can never be served; `refusals` has the first ones.
-    offered_per_s : float
-        Requests that arrive a second.
     cache_tokens, kv_bytes_per_token : int
         What the caches hold.
     held_bytes, room_bytes : int
@@ -190,8 +184,6 @@ class Serving(JsonTree):
         these have.
     assumes_room : bool
         Whether that is more than they have, and was allowed.
-    weights : str
-        Source and types of the weights.
     steps : StepTable
         The costs of steps; not part of the JSON object.
     planned, gpu_only, gpu_published : ServedFigures

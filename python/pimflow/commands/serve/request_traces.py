@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def requests_from_options(options: ServeOptions) -> RequestTrace:
         if options.requests > MAX_REQUESTS:
             raise UsageError(f"--requests {options.requests}: give {MAX_REQUESTS} at most")
         if (mean_tokens := options.requests * sum(options.lengths)) > 2 * MAX_TOKENS:
-            raise UsageError(_too_many(mean_tokens))
+            raise UsageError(_token_limit_text(mean_tokens))
         prompt, new = (rng.geometric(1 / mean, options.requests) for mean in options.lengths)
         zeros = np.zeros(options.requests, np.int64)
         requests = RequestTrace(arrival_ps=zeros, prompt_tokens=prompt, new_tokens=new)
@@ -53,11 +54,11 @@ def requests_from_options(options: ServeOptions) -> RequestTrace:
         requests = replace(requests, arrival_ps=arrival_ps.astype(np.int64))
     tokens = int(requests.prompt_tokens.sum() + requests.new_tokens.sum())
     if tokens > MAX_TOKENS:
-        raise UsageError(_too_many(tokens))
+        raise UsageError(_token_limit_text(tokens))
     return requests
 
 
-def _too_many(tokens: int) -> str:
+def _token_limit_text(tokens: int) -> str:
     return f"the requests have {tokens} tokens; give at most {MAX_TOKENS}, by --requests"
 
 
@@ -71,7 +72,7 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Reques
     Raises
     ------
     TraceError
-        With file and line, for what is none of this.
+        For a file that cannot be read, or has another form; it names file and line.
     """
     rows = []
     try:
@@ -96,11 +97,10 @@ def read_trace(path: str | os.PathLike[str], limit: int | None = None) -> Reques
     )
 
 
-def _lines(file: object, path: str) -> Iterator[tuple[int, list[str]]]:
+def _lines(file: TextIO, path: str) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of each line after the header; raises `TraceError` for another header."""
-    readline = getattr(file, "readline")  # noqa: B009
     number = 0
-    while line := readline(_MAX_LINE + 1):
+    while line := file.readline(_MAX_LINE + 1):
         number += 1
         if len(line) > _MAX_LINE:
             raise TraceError(f"{path}:{number}: the line is longer than {_MAX_LINE} characters")
@@ -133,8 +133,8 @@ def _time(text: str, where: str) -> int:
     try:
         if not (len(fraction) <= 7 and (not fraction or (fraction.isascii() and fraction.isdecimal()))):
             raise ValueError(fraction)
-        passed = datetime.fromisoformat(seconds) - datetime(1970, 1, 1)
+        since_epoch = datetime.fromisoformat(seconds) - datetime(1970, 1, 1)
     except (ValueError, TypeError, OverflowError):
         shown = ascii(text[:_SHOWN_CHARACTERS])
         raise TraceError(f"{where}: TIMESTAMP is {shown}, not such as 2023-11-16 18:15:46.6805900") from None
-    return (passed.days * 86400 + passed.seconds) * 10**7 + int(fraction.ljust(7, "0") or 0)
+    return (since_epoch.days * 86400 + since_epoch.seconds) * 10**7 + int(fraction.ljust(7, "0") or 0)

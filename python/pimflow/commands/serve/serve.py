@@ -52,24 +52,8 @@ def serve_sim(
     ----------
     model : str or path
         Name of a language model of the zoo, a GGUF file, or a folder of Hugging Face's.
-    trace : path, optional
-        Requests as the Azure traces of language models have them (`commands.serve.request_traces`).
-    rate, requests, lengths, seed
-        Arrivals a second, number of requests, and mean tokens of prompts and answers of drawn requests.
-    context : int, optional
-        Most tokens of a request.
     max_batch, chunk_tokens, page_tokens, cache_tokens : int
         Limits of the server; see `ServingLimits`.
-    weight_type, activation_type, kv_cache_dtype : str
-        Types in which weights of the zoo, inputs of products and caches are stored; see `pimflow.generate`.
-    steps : path, optional
-        Costs of steps, as `StepTable.save` of `Serving.steps` writes them: nothing is searched.
-    random_points : int
-        Random steps of either kind that are searched to judge the table of steps.
-    ttft_limit_ms, tpot_limit_ms : float
-        Limits of goodput.
-    assume_room : bool
-        Whether a model that does not fit the PIM channels is timed as if it did.
     system, **keywords
         As for `pimflow.search`.
 
@@ -220,20 +204,20 @@ class _ServeJob:
     def _limits(self, weight_bytes: int) -> ServingLimits:
         """The limits of the server; raises `InfeasibleError` if weights and caches do not fit."""
         options, page = self.options, self.options.page_tokens
-        context = self.plans.context
+        context, room_bytes = self.plans.context, self.plans.request.system.pim_bytes
         most = options.max_batch * -(-context // page) * page
         cache_tokens = options.cache_tokens
         if cache_tokens is None:
-            free_bytes = self._room_bytes - weight_bytes
+            free_bytes = room_bytes - weight_bytes
             cache_tokens = most if options.assume_room else min(most, max(free_bytes, 0) // self._kv_bytes)
         held_bytes = weight_bytes + max(cache_tokens, page) * self._kv_bytes
-        if held_bytes > self._room_bytes and not options.assume_room:
+        if held_bytes > room_bytes and not options.assume_room:
             raise InfeasibleError(
                 f"weights and a page of the caches of '{self.language.name}' in the PIM channels"
                 if options.cache_tokens is None
                 else f"weights and caches of '{self.language.name}' in the PIM channels",
                 held_bytes,
-                self._room_bytes,
+                room_bytes,
                 "B",
                 ["--assume-room, which times banks with as many rows as that takes"],
             )
@@ -254,13 +238,8 @@ class _ServeJob:
         stored = decoder if takes else replace(decoder, cache_type="")
         return stored.kv_bytes_per_token(ELEMENT_BYTES[system.dtype])
 
-    @property
-    def _room_bytes(self) -> int:
-        system = self.plans.request.system
-        return system.pim.bytes_per_channel * system.pim_channels
-
     def _memory_figures(self, limits: ServingLimits, weight_bytes: int) -> dict[str, Any]:
-        cache_tokens = limits.pages * limits.page_tokens
+        cache_tokens, room_bytes = limits.pages * limits.page_tokens, self.plans.request.system.pim_bytes
         held_bytes = weight_bytes + cache_tokens * self._kv_bytes
         return {
             "context": limits.context,
@@ -270,8 +249,8 @@ class _ServeJob:
             "cache_tokens": cache_tokens,
             "kv_bytes_per_token": self._kv_bytes,
             "held_bytes": held_bytes,
-            "room_bytes": self._room_bytes,
-            "assumes_room": held_bytes > self._room_bytes,
+            "room_bytes": room_bytes,
+            "assumes_room": held_bytes > room_bytes,
         }
 
     def _servable(self, limits: ServingLimits) -> tuple[RequestTrace, list[Refusal]]:

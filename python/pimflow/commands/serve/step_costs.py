@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -54,13 +53,6 @@ class StepPlans:
     Of a model without weights one block is searched, and counts for all, and the output layer by itself; of
     others the whole step. A decode step is planned for caches of the whole context, and charged by the tokens
     that it attends to; a chunk of a prompt is planned for the tokens before it.
-
-    Attributes
-    ----------
-    context : int
-        Places of the caches.
-    progress : callable
-        Told what is searched.
     """
 
     language: LanguageModel
@@ -90,7 +82,11 @@ class StepPlans:
         cache = self.request.profiling.cache
         context = self.context if kind == "decode" else 0
         cache_key = ("server step", key, context, self.model_digest, self.system_digest)
-        stored = cache.get([cache_key], _code_digest(), read=_read_step) if cache else {}
+        stored = (
+            cache.get([cache_key], _code_digest(), read=functools.partial(read_fields, PlacedStep))
+            if cache
+            else {}
+        )
         placed = stored[cache_key] if cache_key in stored else place(size, length)
         if cache and cache_key not in stored:
             cache.put({cache_key: fields_form(placed)}, _code_digest())
@@ -174,8 +170,3 @@ def _row_bytes(search_result: SearchResult, blocks: int) -> tuple[int, int]:
 def _code_digest() -> str:
     """Hash of the code that places steps."""
     return hashlib.sha256(sources_digest(STEP_MODULES).encode() + native.LIBRARY.read_bytes()).hexdigest()
-
-
-def _read_step(stored: Mapping[str, Any]) -> PlacedStep:
-    """Parse a cached value; raises `TypeError` or `ValueError` if it is none."""
-    return read_fields(PlacedStep, stored)

@@ -48,8 +48,6 @@ class StepTable(JsonTree):
     ----------
     model_digest, system_digest : str
         Of the model's sizes, and of system, goal and sources of times.
-    context, max_batch, chunk_tokens : int
-        Places of the caches, and the largest steps of the table.
     weight_bytes : int
         Rows of PIM that the decode plan with the most of them takes for weights.
     decode, chunks : StepCostTable

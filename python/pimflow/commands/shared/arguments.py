@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, ParamSpec, TypeVar
 
 from pimflow.core import keywords
-from pimflow.core.options import Check, type_check, type_error
+from pimflow.core.options import Check, options_text, type_check, type_error
 from pimflow.host.pass_context import all_passes
 
 P = ParamSpec("P")
@@ -83,9 +83,8 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
     Parameters
     ----------
     declared : type
-        Dataclasses whose fields are the keywords of its ``**`` parameter.
-    without : collection of str
-        Fields that are none.
+        Dataclasses whose fields are the keywords of its ``**`` parameter. The docstring ends with the options
+        of the first.
 
     Raises
     ------
@@ -115,6 +114,9 @@ def public(*declared: type, without: Collection[str] = ()) -> Callable[[Callable
             with all_passes():
                 return function(*args, **kwargs)
 
+        doc = inspect.cleandoc(function.__doc__ or "")
+        options = options_text(declared[0], doc) if declared else ""
+        call.__doc__ = f"{doc}\n\n{options}" if options else doc
         setattr(call, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
         return call
 

@@ -47,18 +47,7 @@ def _parse_input(text: str, flag: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions(OptionSet):
-    """Inputs that a network is run on; without these they are drawn.
-
-    Attributes
-    ----------
-    inputs : mapping of str to ndarray, ndarray or path, optional
-        Arrays by input, or an ``.npz`` file of them; one array for a network of one input. An array has the
-        shape of its input, or a further dimension before it: that of samples, which are run one after
-        another. Inputs without it are the same in all samples.
-    input_values : mapping of str to ndarray, path, Draw or text, optional
-        By input, its array, a ``.npy`` file, or the distribution that it is drawn from (`zoo.Draw`). Without
-        `inputs` all others are drawn.
-    """
+    """Inputs that a network is run on; without these they are drawn."""
 
     inputs: Inputs | None = option(
         None,

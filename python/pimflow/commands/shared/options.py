@@ -171,31 +171,6 @@ class NetworkOptions(ShapeOptions, ValueOptions):
     values : mapping of str to number or ndarray, optional
         Inputs of an ONNX model that are constants of the network before it is imported; see
         `zoo.with_values`.
-    context : int, optional
-        For a decoder in ONNX: places of its caches, which are resident from step to step; see
-        `frontend.load`.
-    states : mapping of str to str, optional
-        With a context: inputs that are caches, and the outputs that are their next content, where names and
-        shapes do not identify.
-    weight_type : str
-        Of a language model of the zoo: the type in which its weights are stored, quantised once; of
-        `weight_types.WRITTEN_TYPES`.
-    kv_cache_dtype : str
-        Of a language model of the zoo: the type of its caches, of `weight_types.CACHE_TYPES`.
-    decompose : Request, optional
-        Layers to decompose, such as ``tucker:0.1``; with ``where=pays`` only those that a search for the same
-        goal finds cheaper as chains. A text is parsed by `decomposition.request.Request.parse`.
-    optimize_skips : str, optional
-        One of `decomposition.skips.CRITERIA`: store skip connections of a decomposed network in their reduced
-        form.
-    fuse_activations : bool
-        Whether the operators between two chains of a decomposed network may be one GPU kernel
-        (`relay_passes.kernels.fuse_groups.activation_chains`).
-    fuse : bool
-        Whether neighbouring layers may be one GPU kernel over shared memory (`fusion.tilings`).
-    reorder : bool
-        Whether layers may run in another order that takes less memory (docs/memory.md). A plan, if there is
-        one, determines the order.
 
     Raises
     ------

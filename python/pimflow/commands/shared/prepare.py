@@ -33,7 +33,7 @@ from pimflow.memory.reorder import TIME_LIMIT_SECONDS as SEARCH_SECONDS
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult
 from pimflow.relay_passes.flat import LAYER_ROLES
-from pimflow.relay_passes.kernels.fuse_groups import activation_chains, region_runs
+from pimflow.relay_passes.kernels.activation_chains import activation_chains, region_runs
 from pimflow.zoo.language import graph
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class PreparedNetwork:
         Without its reference.
     options : NetworkOptions
         Options that were applied: with ``where=pays`` these may be fewer than the requested ones.
-    system : System
-        The system that it was prepared for.
     skips : SkipOptimisation, optional
         Result of the optimisation of skip connections, if requested.
     order : LayerOrder, optional

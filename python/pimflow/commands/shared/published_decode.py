@@ -32,8 +32,6 @@ class PublishedDecode:
         Of the keys and values of a token in one layer.
     windows : tuple of int
         By layer, the tokens that it attends to at most; 0 for all.
-    source : str
-        Shares with their sources.
     """
 
     weights_ns: float
@@ -60,7 +58,8 @@ class PublishedDecode:
         element_bytes = ELEMENT_BYTES[system.dtype]
         matrices = {} if block_only else {"head.weight": (decoder.hidden, decoder.vocabulary)}
         for layer in range(layers):
-            matrices |= {name: (shape[0], shape[1]) for name, shape in _matrices(decoder, layer).items()}
+            weights = decoder.block_weights(layer).items()
+            matrices |= {name: (shape[0], shape[1]) for name, shape in weights if len(shape) == 2}
         keys, weights_ns = {_share_key(gpu, 8 * element_bytes)}, 0.0
         for name, (inputs, outputs) in matrices.items():
             stored_as = "tokens.table" if name == "head.weight" and decoder.tied else name
@@ -82,10 +81,6 @@ class PublishedDecode:
         """The time of a token of each of `batch` requests that attend to so many tokens."""
         attended = sum(min(window or tokens, tokens) for window in self.windows)
         return self.weights_ns + batch * attended * self.layer_token_ns
-
-
-def _matrices(decoder: Decoder, layer: int) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, shape in decoder.block_weights(layer).items() if len(shape) == 2}
 
 
 def _share_key(gpu: GpuSpec, bits: float) -> str:

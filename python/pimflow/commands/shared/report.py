@@ -17,7 +17,7 @@ from pimflow.commands.shared.streaming_report import CopyDistance
 from pimflow.compiler.artifact import REPORT_VERSION
 from pimflow.compiler.c_report import CReport
 from pimflow.core.candidate import Provenance
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import FLAT, OMITTED, JsonTree, named, report_from
 from pimflow.core.output_error import OutputCheck, max_error_check
 from pimflow.core.rewrite import Mode
@@ -29,8 +29,6 @@ from pimflow.placement.solvers.evaluate import savings_pj
 from pimflow.primitive_selection.report import PlanPrimitives, SelectionReport
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from pimflow.hardware import System
     from pimflow.pim_backend.runtime.cuda_binary import CudaKernels
 
@@ -334,7 +332,7 @@ class VerificationReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(JsonTree):
+class Report(JsonTree, Tabular, rows="regions"):
     """A compiled network: its plan, times, energies and memory, and the results of verification.
 
     In JSON the fields of all sections are in one object. Their names are unique.
@@ -372,7 +370,3 @@ class Report(JsonTree):
             f"Report({self.model} on {self.system.name}, {self.system.accounting}: {before_ns / 1e6:.4f} "
             f"→ {after_ns / 1e6:.4f} ms, {'verified' if self.verification.verified else 'NOT VERIFIED'})"
         )
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each region; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.regions)

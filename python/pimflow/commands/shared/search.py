@@ -32,6 +32,7 @@ from pimflow.pim_backend.runtime import targets
 from pimflow.placement import Costs, Goal, Profiling, SearchResult, apply
 from pimflow.placement import search as search_graph
 from pimflow.placement.best_plan import with_lower_bound
+from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.primitive_selection.options import goal_with_primitives
 from pimflow.primitives.launches import can_compute
 
@@ -160,7 +161,12 @@ class SearchRequest:
         if bounded:
             search_result = with_lower_bound(search_result)
         memory_bytes = pools.pool_bytes(search_result) if pools and self.goal.max_memory_bytes else 0
-        self.goal.require(graph.name, search_result.evaluation, memory_bytes)
+        given_plan = EvaluatedPlan(
+            candidates=search_result.candidates,
+            evaluation=search_result.evaluation,
+            memory_bytes=memory_bytes,
+        )
+        self.goal.require(graph.name, given_plan)
         bounds: dict[str, Any] = {**self.goal.bounds}
         return replace(search_result, goal=replace(search_result.goal, **bounds))
 

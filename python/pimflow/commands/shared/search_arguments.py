@@ -147,15 +147,9 @@ def require_effect(
 
     Parameters
     ----------
-    plan : Plan, optional
-        A plan to apply in place of a search.
-    in_c : bool
-        Whether the target is ``c``.
     options : NetworkOptions, optional
         Options that fuse layers have no effect with the target ``c``; a bound on the error has none unless
         layers are decomposed.
-    pareto : int, optional
-        Number of points of a front to search.
     """
     options, defaults = options or NetworkOptions(), GoalOptions()
     if goal.max_error is not None and options.decomposition_request is None:

@@ -45,10 +45,6 @@ class TracedKernel:
 
     Attributes
     ----------
-    gpu_channels : int
-        Memory channels that it has.
-    launches : tuple of str
-        Names of its grids.
     instructions : tuple of int
         By launch, of all threads.
     """

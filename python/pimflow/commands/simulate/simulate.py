@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pimflow.commands.shared.arguments import public
 from pimflow.compiler import artifact
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import JsonTree, report_from
 from pimflow.core.program import PimProgram
 from pimflow.errors import UsageError
@@ -22,9 +21,6 @@ from pimflow.simulators.pim.legality import first_violations, program_violations
 from pimflow.simulators.pim.store_coverage import StoreCoverage
 from pimflow.simulators.pim.timing import TimingResult, check_device
 from pimflow.simulators.profiler import BuiltIn, PimProfiler
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # The checker needs some 300 bytes for each command: 1.2 GB for a channel of this length.
 MAX_CHECKED_COMMANDS = 4_000_000
@@ -130,7 +126,7 @@ class ChannelReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationReport(JsonTree):
+class SimulationReport(JsonTree, Tabular, rows="channels"):
     """The result of a simulation, in total and by channel.
 
     Attributes
@@ -183,10 +179,6 @@ class SimulationReport(JsonTree):
         if not self.refreshes_ahead:
             return []
         return [f"  up to {self.refreshes_ahead} REF of a channel come before the program, not in the cycles"]
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each channel; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.channels)
 
     def text(self) -> str:
         """The report as text."""

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.simulate import kernel_traces
@@ -16,7 +15,7 @@ from pimflow.commands.simulate.kernel_traces import KernelTraces
 from pimflow.commands.simulate.trace_formats import COMMANDS, FORMATS, UNSUPPORTED_REASONS
 from pimflow.compiler import artifact
 from pimflow.compiler.interface import Interface
-from pimflow.core.frames import data_frame
+from pimflow.core.frames import Tabular
 from pimflow.core.json_form import JsonTree
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
@@ -36,9 +35,6 @@ from pimflow.placement.costs.pim_runs import PimRun, PimTarget, check_rows
 from pimflow.simulators.pim.expansion import command_counts, pim_unsupported_reason
 from pimflow.simulators.pim.timing import check_device
 from pimflow.simulators.profiler import BuiltIn
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 SUMMARY = "trace.json"
 Advance = Callable[[float], None]
@@ -77,17 +73,13 @@ class TracedLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traces(JsonTree):
+class Traces(JsonTree, Tabular, rows="layers"):
     """The contents of ``trace.json``."""
 
     format: str
     pim: str
     timing: str
     layers: tuple[TracedLayer, ...]
-
-    def to_pandas(self) -> DataFrame:
-        """A row for each layer; raises `UsageError` if pandas is not installed."""
-        return data_frame(self.layers)
 
     def text(self, out: str) -> str:
         """The contents as text; `out` is the directory that was written."""
@@ -306,8 +298,6 @@ def write(
     ----------
     advance : callable
         Called with the share that is done, in [0, 1].
-    force : bool
-        As for `trace`.
 
     Raises
     ------

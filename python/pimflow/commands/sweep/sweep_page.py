@@ -27,8 +27,13 @@ def render_sweep(rows: Sequence[SweepRow]) -> bytes:
         page.add("curves", "Speed-up by setting", *_curves(page, rows, names))
         page.add("sensitivity", "Which setting matters", *_sensitivity(page, rows, models, names))
     page.add("space", "Latency and energy", page.chart("space", design_space(rows)))
-    page.add("points", "Points", *_points(page, rows))
-    failed = [f"{row.model}, {_text(row)}: {row.error}" for row in rows if row.error]
+    columns = [*_columns(rows), column("front", "front", filter="list")]
+    page.add("points", "Points", page.table("points", columns, list(map(_cells, rows))))
+    failed = [
+        f"{row.model}, {', '.join(f'{name} {value}' for name, value in row.settings.items())}: {row.error}"
+        for row in rows
+        if row.error
+    ]
     if failed:
         page.add("failed", f"{len(failed)} points without a plan", items(failed))
     settings = ", ".join(
@@ -36,10 +41,6 @@ def render_sweep(rows: Sequence[SweepRow]) -> bytes:
     )
     head = f"<h1>Design space of {escape(', '.join(models))}</h1><p class='faint'>{escape(settings)}</p>"
     return page.render(head)
-
-
-def _text(row: SweepRow) -> str:
-    return ", ".join(f"{name} {value}" for name, value in row.settings.items())
 
 
 def _best(page: Page, rows: Sequence[SweepRow], models: Sequence[str]) -> Iterator[str]:
@@ -54,12 +55,6 @@ def _best(page: Page, rows: Sequence[SweepRow], models: Sequence[str]) -> Iterat
             if planned:
                 best.append({"what": f"best {what}", **_cells(min(planned, key=key))})
     yield page.table("best", [column("what", "what", least=110), *_columns(rows)], best)
-
-
-def _points(page: Page, rows: Sequence[SweepRow]) -> Iterator[str]:
-    yield page.table(
-        "points", [*_columns(rows), column("front", "front", filter="list")], list(map(_cells, rows))
-    )
 
 
 def _columns(rows: Sequence[SweepRow]) -> list[dict[str, object]]:

@@ -25,8 +25,6 @@ class SweepFigures:
         Of the original network on the GPU with all memory channels.
     latency_mixture_gpu_only_ns, energy_mixture_gpu_only_pj : float
         There, of the best choice of original and decomposed layers.
-    regions_with_pim : int
-        Number of regions that PIM computes, wholly or in part.
     pim_busy_ns, gpu_busy_ns, crossbar_busy_ns : float
         Time that tasks of the plan occupy each, launches included.
     launching_ns : float

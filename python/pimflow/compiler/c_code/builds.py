@@ -33,13 +33,7 @@ NO_COMPILER = "no C compiler was found: install cc, or name one by the environme
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler on this machine.
-
-    Attributes
-    ----------
-    options : tuple of str
-        Options for optimisation and for the processor.
-    """
+    """A C compiler on this machine."""
 
     command: tuple[str, ...]
     options: tuple[str, ...] = OPTIONS
@@ -170,7 +164,8 @@ class Library:
             self._set_threads(threads)
         input_arrays = [_copy_aligned(np.ascontiguousarray(x)) for x in inputs]
         output_arrays = [np.empty(shape, dtype) for shape, dtype in self.source.outputs]
-        self._run(*map(_pointer, (self._weights, self._pool, *input_arrays, *output_arrays)))
+        arrays = (self._weights, self._pool, *input_arrays, *output_arrays)
+        self._run(*(ctypes.c_void_p(array.ctypes.data) for array in arrays))
         return output_arrays
 
     def call_ns(self, inputs: Sequence[np.ndarray], threads: int = 1, calls: int = CALLS) -> float:
@@ -184,10 +179,6 @@ def load_module(code: str) -> tvm.runtime.Module:
         path = Path(folder) / "kernels.so"
         require_compiler().build_library(code, path)
         return tvm.runtime.load_module(str(path))
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _allocate_aligned(size: int) -> np.ndarray:

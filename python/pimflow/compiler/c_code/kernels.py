@@ -16,12 +16,13 @@ from pimflow.relay_passes.c_kernels.plain_c import (
     PARALLEL,
     MarkParallel,
     PlainLoops,
+    PlainMagnitudes,
     PlainRegisters,
-    WideFunctions,
 )
 from pimflow.relay_passes.c_kernels.vector_calls import VectorCalls, has_vectors
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, with_workspaces
 from pimflow.relay_passes.schedules.loops import nodes
+from pimflow.relay_passes.schedules.widen_half import WidenHalf
 from pimflow.relay_passes.schedules.wrap_narrow import WrapNarrow
 
 TARGET = {"kind": "c", "host": {"kind": "c"}}
@@ -33,10 +34,8 @@ TYPES = {
         "float64": "double",
         "bfloat16": "uint16_t",  # the bits; arithmetic is fp32
         "bool": "bool",
-        "uint8": "uint8_t",
-        "uint32": "uint32_t",
     },
-    **{f"int{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 SYMBOL = "__tvm_ffi_"  # begins the names that TVM's runtime looks for
 COMPUTE_SCOPE = "compute_scope"  # marks the body inside the checks of TVM's calling convention
@@ -118,7 +117,8 @@ def _lower(kernels: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> d
     host = [
         WrapNarrow(),
         PlainRegisters(),
-        WideFunctions(),
+        WidenHalf(),
+        PlainMagnitudes(),
         tirx.transform.LowerTVMBuiltin(),
         tirx.transform.LowerIntrin(),
     ]

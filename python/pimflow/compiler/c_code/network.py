@@ -49,12 +49,8 @@ def c_network(
 
     Parameters
     ----------
-    primitives : LayerPrimitives, optional
-        The primitives of layers.
     samples : sequence of mappings of str to ndarray
         Inputs of each run, in the network's order and dtypes; times are taken on the first.
-    references : sequence of OutputReference
-        Of each run.
 
     Raises
     ------

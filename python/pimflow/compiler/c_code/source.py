@@ -36,8 +36,6 @@ class CSource:
         Constants; filters in the order that primitives read.
     pool_bytes : int
         Size of the memory that a caller gives ``pimflow_run`` for all intermediate tensors.
-    inputs, outputs : tuple of ((int, ...), str)
-        Shapes and dtypes.
     """
 
     code: str
@@ -71,11 +69,6 @@ class CSource:
 
 def source(mod: tvm.IRModule, system: System, name: str) -> CSource:
     """Write C for a canonical module without parts on PIM; its convolutions may be primitives.
-
-    Parameters
-    ----------
-    name : str
-        Name of the network, for comments.
 
     Raises
     ------
@@ -153,10 +146,9 @@ class _CStatements:
         for binding in (b for block in main.body.blocks for b in block.bindings):
             self._add_binding(binding.var, binding.value)
         result = main.body.body
-        self.results = list(result.fields) if isinstance(result, relax.Tuple) else self._fields(result)
-
-    def _fields(self, var: relax.Var) -> list[relax.Var]:
-        return self._tuples.get(var, [var])
+        self.results = (
+            list(result.fields) if isinstance(result, relax.Tuple) else self._tuples.get(result, [result])
+        )
 
     def _add_tensor(self, var: relax.Var, address: str) -> None:
         self.addresses[var] = address

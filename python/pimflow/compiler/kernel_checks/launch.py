@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,14 @@ class KernelLaunch:
         By axis, such as ``blockIdx.x``; axes of extent 1 may be absent.
     borders : tuple of int
         Blocks at the corners of the grid, and at the borders of axes that are fused in one of the grid.
+    memories, results : set of Var
+        Global memories that the launch accesses, and those of them that it writes.
     """
 
     extents: Mapping[str, int]
     borders: tuple[int, ...] = ()
+    memories: Set[ir.Var] = frozenset()
+    results: Set[ir.Var] = frozenset()
 
     def extent(self, axis: str) -> int:
         return self.extents.get(axis, 1)
@@ -124,9 +128,9 @@ def _depends_only_on(known: set[ir.Var], expr: ir.Expr) -> bool:
     return bool(variables) and known.issuperset(variables) and not nodes(expr, ir.TensorLoad)
 
 
-def deciding_variables(body: tirx.Stmt, parameters: Iterable[ir.Var], purpose: Purpose) -> set[ir.Var]:
+def deciding_variables(body: tirx.Stmt, purpose: Purpose) -> set[ir.Var]:
     """Variables and buffers that decide where accesses lie that an execution makes without values."""
-    roots = _memory_roots(body, parameters)
+    roots = memory_roots(body)
     expressions = [branch.condition for branch in nodes(body, tirx.IfThenElse)]
     written = {roots.get(store.buffer, store.buffer) for store in nodes(body, tirx.BufferStore)}
 
@@ -183,9 +187,9 @@ def divide_body(loop: tirx.For) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
     return same, others
 
 
-def has_state(body: tirx.Stmt, parameters: Iterable[ir.Var], needed: Set[ir.Var]) -> bool:
+def has_state(body: tirx.Stmt, needed: Set[ir.Var]) -> bool:
     """Whether launches write what decides where accesses lie: `deciding_variables`."""
-    roots = _memory_roots(body, parameters)
+    roots = memory_roots(body)
     return any(roots.get(store.buffer, store.buffer) in needed for store in nodes(body, tirx.BufferStore))
 
 
@@ -233,7 +237,7 @@ def is_copied_in_place(store: tirx.BufferStore) -> bool:
     return all(map(tvm_ffi.structural_equal, value.indices, store.indices))
 
 
-def _memory_roots(body: tirx.Stmt, parameters: Iterable[ir.Var]) -> dict[ir.Var, ir.Var]:
+def memory_roots(body: tirx.Stmt) -> dict[ir.Var, ir.Var]:
     """By buffer that lies in the memory of another one, that one."""
     roots: dict[ir.Var, ir.Var] = {}
     for decl in nodes(body, tirx.DeclBuffer):

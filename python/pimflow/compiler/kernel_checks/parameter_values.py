@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from tvm import ir, s_tir, sym, tirx
 from pimflow.compiler.kernel_checks.kernels import ScheduledKernel
 from pimflow.compiler.kernel_checks.launch import Purpose, deciding_variables, nodes
 from pimflow.compiler.kernel_checks.threads import blank_value, is_floating
+from pimflow.errors import UnsupportedOpError
 
 WIDE_BITS = {4: 20, 8: 40}  # by bytes of an integer: of drawn ones, so that a kernel's sums have room
 _QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -52,8 +54,10 @@ def parameter_values(
     ranges = integer_ranges(kernel)
     arrays: dict[ir.Var, npt.NDArray[Any]] = {}
     for index, parameter in enumerate(kernel.lowered.params):
-        dtype, shape = np.dtype(str(parameter.dtype)), [int(extent) for extent in parameter.shape]
-        size = int(np.prod(shape))
+        dtype = np.dtype(str(parameter.dtype))
+        if not all(isinstance(extent, tirx.IntImm) for extent in parameter.shape):
+            raise UnsupportedOpError(f"no meaning for the shape of {parameter.name}, which is no constant")
+        size = math.prod(map(int, parameter.shape))
         if index in kernel.constants:
             values = kernel.constants[index].reshape(-1)
         elif parameter in results:
@@ -79,7 +83,7 @@ def integer_ranges(kernel: ScheduledKernel) -> dict[int, IntegerRange]:
     }
     if isinstance(kernel.plain, tirx.PrimFunc):
         return _PlainUses(kernel.plain).restrict(ranges)
-    deciding = deciding_variables(kernel.lowered.body, kernel.lowered.params, Purpose.BOUNDS)
+    deciding = deciding_variables(kernel.lowered.body, Purpose.BOUNDS)
     return {
         index: ZERO if kernel.lowered.params[index] in deciding else whole for index, whole in ranges.items()
     }

@@ -9,11 +9,13 @@ import numpy.typing as npt
 import tvm
 from tvm import ir, relax, tirx
 
-from pimflow.relay_passes import grid_sample, keep_nan
+from pimflow.relay_passes import grid_sample, integer_division, keep_nan
 from pimflow.relay_passes.kernels import round_bf16
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
+from pimflow.relay_passes.schedules.widen_half import WidenHalf
 
-_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | grid_sample.LEGAL  # group_norm.LEGAL is judged by TVM's
+# `group_norm.LEGAL` is judged by TVM's.
+_LEGAL = keep_nan.LEGAL | round_bf16.LEGAL | grid_sample.LEGAL | integer_division.LEGAL
 
 Arrays = Mapping[ir.Var, npt.NDArray[Any]]
 
@@ -50,7 +52,7 @@ def _loops(plain: tirx.PrimFunc) -> Any:
     target = tvm.target.Target("llvm")
     with target:
         module = tvm.IRModule({"main": plain.with_attr("global_symbol", "main")})
-        scheduled = tvm.transform.Sequential([ScheduleCpu()])(module)
+        scheduled = tvm.transform.Sequential([WidenHalf(), ScheduleCpu()])(module)
         return tvm.compile(scheduled, target)["main"]
 
 
@@ -58,7 +60,8 @@ def _layers(plain: relax.Function, arrays: Sequence[npt.NDArray[Any]]) -> npt.ND
     """The result of the layers of a group, whose operands are the first of `arrays`."""
     target = tvm.target.Target("llvm")
     function = relax.Function(plain.params, plain.body, plain.ret_ty).with_attr("global_symbol", "main")
-    module = relax.transform.LegalizeOps(_LEGAL)(tvm.IRModule({"main": function}))
+    phases = [relax.transform.LegalizeOps(_LEGAL), WidenHalf()]
+    module = tvm.transform.Sequential(phases)(tvm.IRModule({"main": function}))
     machine = relax.VirtualMachine(tvm.compile(module, target), tvm.cpu())
     operands = [
         tvm.runtime.tensor(array.reshape([int(extent) for extent in parameter.ty.shape]))

@@ -12,12 +12,7 @@ from tvm import relax, tirx
 
 from pimflow.compiler.kernel_checks.elf import CompiledKernel, compiled_kernels
 from pimflow.compiler.kernel_checks.kernels import PlainKernels, ScheduledKernel
-from pimflow.compiler.kernel_checks.launch import (
-    KernelLaunch,
-    launch_extents,
-    launch_statements,
-    nodes,
-)
+from pimflow.compiler.kernel_checks.launch import KernelLaunch, launch_extents, launch_statements, nodes
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.hardware import GpuSpec
 from pimflow.pim_backend.runtime.cuda_binary import cubin, cuda_source
@@ -93,6 +88,8 @@ def launch_resources(
     resources = []
     for architecture in architectures:
         for name, kernel in compiled_kernels(cubin(source, architecture)).items():
+            if name not in launches:  # a function that kernels call, such as CUDA's division
+                continue
             launch, shared_bytes = launches[name]
             resources.append(
                 LaunchResources(

@@ -149,9 +149,11 @@ class LaneValues(LaneMemory):
     def _inverse(self, condition: Array) -> Array:
         return self._inverses.result((condition,), lambda: ~condition)
 
-    def _not(self, expr: tirx.Not) -> Expression:
+    def _not(self, expr: tirx.Not | tirx.BitwiseNot) -> Expression:
         a = self._expression(expr.a)
         return lambda: ~a()
+
+    _bitwisenot = _not
 
     def _cast(self, expr: tirx.Cast) -> Expression:
         value, dtype = self._expression(expr.value), type_of(expr)[0]

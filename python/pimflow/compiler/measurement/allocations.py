@@ -43,12 +43,8 @@ class AllocationRun:
     ----------
     allocation : str
         One of `compiler.phases.ALLOCATIONS`.
-    allocations : int
-        Number of allocations in one inference.
     groups : int
         Runs of allocations without a kernel between them (MMG in Occamy, Table I); copies are no kernels.
-    allocated_bytes : int
-        Sum over all allocations.
     peak_bytes : int or None
         Largest number of bytes that the C library had allocated at the begin of a kernel, less those before
         the inference. None on a GPU, and where the library does not report it.
@@ -93,8 +89,6 @@ def measure_allocations(  # public: what is loaded, where it runs, how often, an
         `pimflow.system()` by default.
     target : str
         Target to build for; this machine must have its device.
-    shapes, batch
-        See `frontend.load`.
     runs : int
         Timed inferences of each scheme, in turns.
     allocations : sequence of str

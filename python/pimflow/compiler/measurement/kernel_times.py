@@ -21,8 +21,6 @@ class LaunchTime:
 
     Attributes
     ----------
-    calls : int
-        Number of calls in one inference.
     call_ns : float
         Time of one call, launched back to back on the tensors of a real inference.
     """

@@ -40,8 +40,6 @@ class TileEmitter:
     ----------
     spans : dict
         By tensor, kind and axis, begin and end of the tile's part of the tensor.
-    pool, dram, table, counters : Buffer
-        Parameters of the function, or buffers that it allocates.
     sums : list of Buffer
         Registers, one buffer for each reduction of a formula.
     channel : Expr, optional

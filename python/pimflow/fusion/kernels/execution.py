@@ -32,8 +32,6 @@ class GroupRun:
 
     Attributes
     ----------
-    loaded_bytes, weight_bytes, stored_bytes : int
-        Bytes that were counted in the run.
     analytic_bytes : int
         Bytes by the formula of the search.
     error : float
@@ -214,15 +212,7 @@ def _is_dead(graph: LayerGraph, name: str, end: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFunction:
-    """The compiled function of a group, with counters.
-
-    Attributes
-    ----------
-    computations : mapping of str to Computation
-        By layer.
-    dtype : str
-        Storage type of the function.
-    """
+    """The compiled function of a group, with counters."""
 
     function: tvm.runtime.Function
     group: Group

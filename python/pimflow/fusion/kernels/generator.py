@@ -47,8 +47,6 @@ def generate(
     ----------
     placement : Placement
         Offsets of tiles and weights in the pool, in bytes of the target's storage type.
-    computations : mapping of str to Computation
-        Computation of each layer.
 
     Raises
     ------

@@ -39,11 +39,6 @@ class FlatTensor:
 class MapLayers:
     """Computations of the layers of `graph`.
 
-    Parameters
-    ----------
-    groups : mapping of str to KernelGroup
-        By layer, its kernel in `module`.
-
     Raises
     ------
     UnsupportedOpError

@@ -32,7 +32,7 @@ from pimflow.fusion.layers import Shape
 from pimflow.fusion.region_layers import EXTRA
 from pimflow.relay_passes import keep_nan
 from pimflow.relay_passes.flat import operator, shape
-from pimflow.relay_passes.kernels.fuse_groups import region_runs, trailing_moves
+from pimflow.relay_passes.kernels.activation_chains import region_runs, trailing_moves
 from pimflow.relay_passes.operators import POOL
 from pimflow.relay_passes.regions.extract_regions import extract_regions, group_region, region_groups
 from pimflow.relay_passes.regions.kernel_groups import KernelGroup, free_variables

@@ -29,9 +29,10 @@ ELEMENTS = FRAGMENT * FRAGMENT
 def pad_weights(weights: np.ndarray) -> np.ndarray:
     """Pad weights (taps, filters) to whole fragments of filters, and by at least one fragment of taps."""
     columns = weights.shape[1]
-    wide = -(-columns // FRAGMENT) * FRAGMENT
+    padded_columns = -(-columns // FRAGMENT) * FRAGMENT
     extra_filters = 4 * FRAGMENT  # a register tile may have more fragments of filters than there are
-    return np.pad(weights, ((0, FRAGMENT + -(-extra_filters // wide)), (0, wide - columns)))
+    extra_taps = FRAGMENT + -(-extra_filters // padded_columns)
+    return np.pad(weights, ((0, extra_taps), (0, padded_columns - columns)))
 
 
 class TensorCoreProduct:

@@ -10,8 +10,7 @@ from pimflow.core.candidate import Task
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.channel_layouts import ChannelLayouts
-from pimflow.placement.candidates.l2_reuse import L2Reuse, mode_switch_cost
+from pimflow.placement.candidates.l2_reuse import L2Reuse
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
@@ -156,23 +155,18 @@ class _AttentionTasks:
     def append_operands(self, label: str, read_bytes: int) -> None:
         """Append the read of a program's operands into the L2, and the switch of all channels to PIM."""
         transfer = self._l2_reuse.transfer_task(f"{label} (operands to the L2)", read_bytes)
-        for task in (transfer, *self._switch_tasks):
+        for task in (transfer, *self.generator.task_builder.switch_tasks):
             self.append([task], self.last)
 
     def append_results(self, label: str, result_bytes: int) -> None:
         """Append the switch of all channels to plain memory, and the write of a program's results."""
-        tasks, waits = [*self._switch_tasks, self._l2_reuse.write_task(label, result_bytes)], self.all
-        for task in tasks:
+        write_task, waits = self._l2_reuse.write_task(label, result_bytes), self.all
+        for task in (*self.generator.task_builder.switch_tasks, write_task):
             waits = self.append([task], waits)
 
     @property
     def _l2_reuse(self) -> L2Reuse:
-        return L2Reuse(ChannelLayouts(self.generator))
-
-    @property
-    def _switch_tasks(self) -> list[Task]:
-        task = mode_switch_cost(self.generator).task
-        return [] if task is None else [task]
+        return L2Reuse(self.generator)
 
     def program(self, label: str, part: int, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:
         """The tasks of a PIM program of one group, in a submission of its own."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task
+from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task, in_sequence
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
@@ -194,7 +194,7 @@ class CandidateGenerator:
         return list(self._candidates.get(region.name) or self._generate(region))
 
     def _generate(self, region: Region) -> list[Candidate]:
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
+        channels = self.task_builder.kernel_channels
         candidates = self.gpu_candidates(region, channels) if Mode.GPU in self.modes else []
         if self.unsupported_reason(region):
             return candidates
@@ -237,10 +237,6 @@ class CandidateGenerator:
         integers = geometry is not None and self.costs.pim_target.program_dtype(geometry) == "int8"
         return unsupported_reason(region, self.system.scheduling, multiplies_integers=integers)
 
-    def unsupported_epilogue_reason(self, region: Region) -> str:
-        """Why PIM cannot do the epilogue of `region`; empty if it can, or there is none."""
-        return pim_epilogue.unsupported_epilogue_reason(region, self.system)
-
     def unsupported_split_reason(self, region: Region, split: Split) -> str:
         """Why `region` cannot have this split; empty if it can."""
         if not self.system.gpu_channels:
@@ -267,9 +263,7 @@ class CandidateGenerator:
             If there is no such primitive.
         """
         if isinstance(rewrite, GpuRewrite):
-            default_channels = self.system.gpu_channels or self.system.gpu.memory_channels
-            channels = default_channels if gpu_channels is None else gpu_channels
-            return self._gpu_candidate(region, channels, rewrite)
+            return self._gpu_candidate(region, gpu_channels or self.task_builder.kernel_channels, rewrite)
         reason = self.unsupported_reason(region)
         if not reason and isinstance(rewrite, SplitRewrite):
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
@@ -306,24 +300,16 @@ class CandidateGenerator:
             kernels = region_launches(primitive, region)
         else:
             kernels = gpu_kernels(region, system.dtype)
-        count = len(kernels)
-        kernel_names = (
-            [primitive.name] * count if primitive else [part.operator for part in region.kernel.parts]
-        )
-        tasks = [
-            self.task_builder.gpu_task(
-                region.name + (f" ({kernel_names[number]}, {number + 1} of {count})" if kernel_names else ""),
-                kernel,
-                channels,
-            )
-            for number, kernel in enumerate(kernels)
-        ]
+        parts = [primitive.name] * len(kernels) if primitive else [p.operator for p in region.kernel.parts]
+        labels = [
+            f"{region.name} ({part}, {number} of {len(kernels)})" for number, part in enumerate(parts, 1)
+        ] or [region.name] * len(kernels)
         return Candidate(
             name=f"GPU {rewrite.primitive}".rstrip(),
             covers=(region.name,),
             rewrite=rewrite,
-            tasks=tuple(
-                task.with_dependencies((number - 1,) if number else ()) for number, task in enumerate(tasks)
+            tasks=in_sequence(
+                self.task_builder.gpu_task(label, kernel, channels) for label, kernel in zip(labels, kernels)
             ),
             fuses_epilogue=not region.is_view,
             footprint=Footprint(
@@ -349,14 +335,10 @@ class CandidateGenerator:
             if device_epilogue.operators
             else (*self.deferred_epilogue(region, split), *region.epilogue.arithmetic)
         )
-        is_deferred = bool(operators) and self.defers_epilogue(region)
-        last_tasks = self.task_builder.partial_sum_tasks(
-            region, split, pim_cost.results, self.l2_rereads(region) if is_deferred else 0.0
-        )
-        if operators and not is_deferred:
-            last_tasks += filter(None, [self.epilogue_cost(region).task])
-        for task in last_tasks:
+        l2_rereads = self.l2_rereads(region) if operators and self.defers_epilogue(region) else 0.0
+        for task in self.task_builder.partial_sum_tasks(region, split, pim_cost.results, l2_rereads):
             tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+        deferred_epilogue = self.append_epilogue(tasks, region, operators)
         axis_label = "" if split.axis == "rows" else f" {split.axis}"
         split_name = f"SPLIT {split.gpu}/{split.extent(region.layer)}{axis_label}"
         return Candidate(
@@ -370,7 +352,7 @@ class CandidateGenerator:
                 accumulates_residual=device_epilogue.accumulates_residual,
             ),
             tasks=tuple(tasks),
-            deferred_epilogue=operators if is_deferred else (),
+            deferred_epilogue=deferred_epilogue,
             footprint=Footprint(
                 bank_rows=pim_cost.rows,
                 filter_bytes=region.weight_bytes(self.system.dtype, self._gpu_filter_bytes(region, split)),
@@ -450,6 +432,16 @@ class CandidateGenerator:
         }
         return region.name in fused_inputs and (first.kernel.has_anchor or not graph.is_shared(region.name))
 
+    def append_epilogue(
+        self, tasks: list[Task], region: Region, operators: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Append a kernel for the epilogue `operators` of a PIM region, or return them as deferred."""
+        if operators and self.defers_epilogue(region):
+            return operators
+        if operators and (task := self.epilogue_cost(region).task):
+            tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+        return ()
+
     def epilogue_cost(self, region: Region) -> EdgeCost:
         """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
         return self.task_builder.epilogue_cost(region)
@@ -502,7 +494,7 @@ class CandidateGenerator:
             LoopOrder.parse(rewrite.schedule),
             pixel_begin=split.pixel_begin(layer),
             row_begin=row_begin,
-            added_channels=device_epilogue.residual_channels(layer),
+            added_channels=layer.oc if device_epilogue.accumulates_residual else 0,
             **vars(device_epilogue.latch_use),
         )
         return self.costs.pim_target.program(request)

@@ -20,6 +20,7 @@ from pimflow.core.tensor_placement import (
 )
 from pimflow.hardware import System
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.tasks import TaskBuilder
 
 # A tensor with more readers, such as a mask, lies in the GPU channels, as the network's inputs do. Otherwise
 # all parts of the network would have to be solved for each of its layouts.
@@ -75,6 +76,10 @@ class ChannelLayouts:
     @property
     def system(self) -> System:
         return self.generator.system
+
+    @property
+    def task_builder(self) -> TaskBuilder:
+        return self.generator.task_builder
 
     @functools.cached_property
     def spreads_tensors(self) -> bool:

@@ -18,10 +18,9 @@ delay is added.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms, with_fields
 from pimflow.core.region import ELEMENT_BYTES
@@ -43,11 +42,10 @@ from pimflow.core.tensor_placement import (
     TensorPlacement,
 )
 from pimflow.fusion import GroupTiling
-from pimflow.placement.candidates import fused_groups
+from pimflow.placement.candidates import rewrites
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     WHOLE_PLACEMENTS,
-    ChannelLayouts,
     cut_tensors,
     from_row,
     row_operand,
@@ -62,18 +60,10 @@ from pimflow.simulators.gpu.traffic import TrafficShares
 IMPOSSIBLE = EdgeCost(possible=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedCandidates:
-    """All variants of the candidates by region, and the costs of reading tensors in other layouts."""
-
-    candidates: dict[str, tuple[Candidate, ...]]
-    transforms: Transforms
-
-
 def expand_candidates(
     generator: CandidateGenerator, candidates: Mapping[str, Iterable[Candidate]]
-) -> SharedCandidates:
-    """All variants of the `candidates` of a mixed plan on this system.
+) -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
+    """All variants of the `candidates` of a mixed plan by region, and costs of reading in other layouts.
 
     Candidates are unchanged on a system with partitioned channels. So they are if all are GPU candidates: no
     plan of them is mixed, and one without PIM has all channels anyway.
@@ -81,7 +71,7 @@ def expand_candidates(
     by_region = {name: tuple(region_candidates) for name, region_candidates in candidates.items()}
     is_gpu_only = not any(c.uses_pim for c in itertools.chain(*by_region.values()))
     if not generator.system.is_time_shared or (is_gpu_only and generator.system.gpu_channels):
-        return SharedCandidates(candidates=by_region, transforms={})
+        return by_region, {}
     channel_variants = ChannelVariants(
         generator, cut_tensors(generator, itertools.chain(*by_region.values()))
     )
@@ -89,9 +79,7 @@ def expand_candidates(
         name: tuple(itertools.chain(*map(channel_variants.variants, region_candidates)))
         for name, region_candidates in by_region.items()
     }
-    return SharedCandidates(
-        candidates=variants, transforms=channel_variants.transforms(itertools.chain(*variants.values()))
-    )
+    return variants, channel_variants.transforms(itertools.chain(*variants.values()))
 
 
 def channel_variants(generator: CandidateGenerator, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -122,39 +110,34 @@ def transforms(generator: CandidateGenerator, candidates: Iterable[Candidate]) -
 
 def with_gpu_channels(generator: CandidateGenerator, candidate: Candidate) -> Candidate:
     """The variant of a candidate whose tensors lie in the GPU channels, if the system has any."""
-    rewrite, system = candidate.rewrite, generator.system
-    if isinstance(rewrite, GpuRewrite | FusedGroupRewrite | SubstitutionRewrite):
-        channels = system.gpu_channels or system.gpu.memory_channels
-        candidate = fused_groups.with_channel_count(generator, candidate, channels)
-    elif isinstance(rewrite, PimRewrite | SplitRewrite) and candidate.channels != GPU_CHANNELS_ALONE:
-        candidate = generator.make(generator.graph.region(candidate.covers[0]), rewrite)
+    if not candidate.uses_pim or candidate.channels != GPU_CHANNELS_ALONE:
+        candidate = rewrites.make(generator, candidate.covers, candidate.rewrite)
     return with_channels(generator, candidate, GPU_CHANNELS_ALONE) or candidate
 
 
 @dataclass(frozen=True)
-class ChannelVariants(ChannelLayouts):
+class ChannelVariants(L2Reuse):
     """Makes the variants of the candidates of one network on a time-shared system."""
 
-    @functools.cached_property
-    def l2_reuse(self) -> L2Reuse:
-        return L2Reuse(self)
+    # By kernel and tensor, results of `_read_slowdown_ns`.
+    _read_slowdowns_ns: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate of a mixed plan."""
         if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
         if isinstance(candidate.rewrite, AttentionRewrite) and not self.system.gpu_channels:
-            plain = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
+            plain = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
             return [with_fields(candidate, channel_mode=plain, final_channel_mode=plain)]
         if candidate.uses_pim and not self.system.gpu_channels:
-            return self.l2_reuse.pim_only_variants(candidate)
+            return self.pim_only_variants(candidate)
         if candidate.uses_pim:
-            use = ChannelMode.PIM if self.generator.task_builder.switch_ns else None
+            use = self.task_builder.charged_mode(ChannelMode.PIM)
             pim_candidate = with_fields(candidate, channel_mode=use, final_channel_mode=use)
             if isinstance(candidate.rewrite, AttentionRewrite):
                 return [pim_candidate]
-            pim_variants = [pim_candidate, *self.l2_reuse.operand_variants(pim_candidate)]
-            return [*pim_variants, *itertools.chain(*map(self.l2_reuse.result_variants, pim_variants))]
+            pim_variants = [pim_candidate, *self.operand_variants(pim_candidate)]
+            return [*pim_variants, *itertools.chain(*map(self.result_variants, pim_variants))]
         if not candidate.tasks:  # a view lies where its operands do
             possible = self.result_placements(candidate.covers[-1]) if self.spreads_tensors else ()
             return [
@@ -179,7 +162,7 @@ class ChannelVariants(ChannelLayouts):
         """All variants of a candidate on the GPU that takes time."""
         wide_candidate = self._wide_candidate(candidate)
         if not self.system.gpu_channels:
-            return [wide_candidate, *self.l2_reuse.writeback_variants(wide_candidate)]
+            return [wide_candidate, *self.writeback_variants(wide_candidate)]
         if not self.spreads_tensors:
             all_channels = ChannelUse(reads=IN_ALL_CHANNELS, writes=IN_ALL_CHANNELS)
             return [
@@ -191,15 +174,18 @@ class ChannelVariants(ChannelLayouts):
         return [
             candidate,
             *wide_variants,
-            *itertools.chain(*map(self.l2_reuse.writeback_variants, spread_readers)),
+            *itertools.chain(*map(self.writeback_variants, spread_readers)),
         ]
 
     def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
-        wide = fused_groups.with_channel_count(self.generator, candidate, self.system.gpu.memory_channels)
+        wide = self._with_channel_count(candidate, self.system.gpu.memory_channels)
         tasks = tuple(with_fields(task, also=("pim",)) for task in wide.tasks)
-        use = ChannelMode.PLAIN_MEMORY if self.generator.task_builder.switch_ns else None
+        use = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
         return with_fields(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
+
+    def _with_channel_count(self, candidate: Candidate, gpu_channels: int) -> Candidate:
+        return rewrites.make(self.generator, candidate.covers, candidate.rewrite, gpu_channels)
 
     def _wide_variants(self, candidate: Candidate, wide_candidate: Candidate) -> list[Candidate]:
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
@@ -275,7 +261,10 @@ class ChannelVariants(ChannelLayouts):
         if variant.channels.stages_operand or not required.reader or not variant.tasks:
             return {(name, place, variant.input): IMPOSSIBLE for place in placements if place != required}
         edges: Transforms = {}
-        slowdown_ns = self._read_slowdown_ns(variant, name)
+        kernel = (variant.covers, variant.rewrite, name)  # the same for all variants
+        if kernel not in self._read_slowdowns_ns:
+            self._read_slowdowns_ns[kernel] = self._read_slowdown_ns(variant, name)
+        slowdown_ns = self._read_slowdowns_ns[kernel]
         native = replace(required, reader="")
         for placement in placements:
             actual_shares = self.tensor_shares(name, placement)
@@ -304,18 +293,7 @@ class ChannelVariants(ChannelLayouts):
 
     def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
-        kernel = (variant.covers, variant.rewrite, name)
-        if kernel not in self._read_slowdowns_ns:
-            self._read_slowdowns_ns[kernel] = self._compute_read_slowdown_ns(variant, name)
-        return self._read_slowdowns_ns[kernel]
-
-    @functools.cached_property
-    def _read_slowdowns_ns(self) -> dict[tuple[object, ...], float]:
-        """Results of `_read_slowdown_ns`, which are the same for all variants of a kernel."""
-        return {}
-
-    def _compute_read_slowdown_ns(self, variant: Candidate, name: str) -> float:
-        narrow_candidate = fused_groups.with_channel_count(self.generator, variant, self.system.gpu_channels)
+        narrow_candidate = self._with_channel_count(variant, self.system.gpu_channels)
         traffic = self._traffic(variant)
         slowdown_ns = _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate))
         read_bytes = sum(

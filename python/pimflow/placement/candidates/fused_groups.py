@@ -9,25 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Footprint
-from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite, SubstitutionRewrite
+from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.fusion import GroupTiling
 from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.candidates import CandidateGenerator
 
 
 def make(
-    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int | None, tiling: GroupTiling
+    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int, tiling: GroupTiling
 ) -> Candidate:
-    """The candidate that does `covers` as one kernel. It fuses no deferred epilogue of PIM.
+    """The candidate that does `covers` as one kernel, with `gpu_channels` memory channels.
 
-    Parameters
-    ----------
-    gpu_channels : int, optional
-        Memory channels of the GPU; those of a mixed plan if None.
+    It fuses no deferred epilogue of PIM.
     """
-    system = generator.system
-    default_channels = system.gpu_channels or system.gpu.memory_channels
-    channels = default_channels if gpu_channels is None else gpu_channels
     regions = [generator.graph.region(name) for name in covers]
     return Candidate(
         name=f"FUSED {len(covers)} {tiling}",
@@ -35,24 +29,13 @@ def make(
         rewrite=FusedGroupRewrite(tiling=str(tiling)),
         tasks=(
             generator.task_builder.gpu_task(
-                " + ".join(covers), generator.tilings.kernel(covers, tiling), channels
+                " + ".join(covers), generator.tilings.kernel(covers, tiling), gpu_channels
             ),
         ),
-        footprint=Footprint(filter_bytes=sum(region.weight_bytes(system.dtype) for region in regions)),
+        footprint=Footprint(
+            filter_bytes=sum(region.weight_bytes(generator.system.dtype) for region in regions)
+        ),
     )
-
-
-def with_channel_count(generator: CandidateGenerator, candidate: Candidate, gpu_channels: int) -> Candidate:
-    """The GPU candidate `candidate` with `gpu_channels` memory channels."""
-    rewrite = candidate.rewrite
-    match rewrite:
-        case GpuRewrite():
-            return generator.make(generator.graph.region(candidate.covers[0]), rewrite, gpu_channels)
-        case FusedGroupRewrite():
-            return make(generator, candidate.covers, gpu_channels, GroupTiling.parse(rewrite.tiling))
-        case SubstitutionRewrite():
-            return substitutions.make(generator, candidate.covers, gpu_channels, rewrite)
-    raise AssertionError(rewrite)  # PIM does all others
 
 
 def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
@@ -63,8 +46,7 @@ def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
         # the search of plans without PIM needs these
         group_candidates(generator, generator.system.gpu.memory_channels)
         by_region: dict[str, list[Candidate]] = {}
-        system = generator.system
-        for candidate in group_candidates(generator, system.gpu_channels or system.gpu.memory_channels):
+        for candidate in group_candidates(generator, generator.task_builder.kernel_channels):
             by_region.setdefault(candidate.covers[0], []).append(candidate)
         return by_region
 

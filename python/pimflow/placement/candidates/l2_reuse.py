@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Task, with_fields
+from pimflow.core.candidate import Candidate, Task, in_sequence, with_fields
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
@@ -19,8 +19,6 @@ from pimflow.core.tensor_placement import (
     ChannelSet,
     ChannelUse,
 )
-from pimflow.hardware import System
-from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.channel_layouts import (
     ChannelLayouts,
     from_row,
@@ -31,28 +29,8 @@ from pimflow.placement.candidates.channel_layouts import (
 from pimflow.simulators.gpu.machine import RooflineMachine
 
 
-def mode_switch_cost(generator: CandidateGenerator) -> EdgeCost:
-    """The cost of switching the channels that have PIM between plain memory and PIM."""
-    switch_ns = generator.task_builder.switch_ns
-    if not switch_ns or not generator.system.pim_channels:
-        return EdgeCost()
-    task = Task(label="channels switched", resource="pim", execution_ns=switch_ns, readies_channels=True)
-    return EdgeCost(task=task)
-
-
-@dataclass(frozen=True)
-class L2Reuse:
+class L2Reuse(ChannelLayouts):
     """Makes these variants of the candidates of one network."""
-
-    layouts: ChannelLayouts
-
-    @property
-    def generator(self) -> CandidateGenerator:
-        return self.layouts.generator
-
-    @property
-    def system(self) -> System:
-        return self.layouts.system
 
     def operand_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose input lies over all channels, but for the rows that the GPU's part reads.
@@ -65,7 +43,7 @@ class L2Reuse:
         other_operands = region.inputs[1:]
         if (
             not isinstance(rewrite, PimRewrite | SplitRewrite)
-            or not (self.layouts.spreads_tensors and _is_by_rows(rewrite))
+            or not (self.spreads_tensors and _is_by_rows(rewrite))
             or region.prologue
             or region.inputs[0] in other_operands
         ):
@@ -73,13 +51,12 @@ class L2Reuse:
         if other_operands != region.late_operands or region.inputs[0] not in self.generator.graph.readers:
             return []
         rows = rows_read(region, rewrite)
-        pim_share = (1 - rows / region.layer.h) * self.layouts.set_shares[ChannelSet.PIM]
+        pim_share = (1 - rows / region.layer.h) * self.set_shares[ChannelSet.PIM]
         read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
         if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
         staging_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
-        switch_task = mode_switch_cost(self.generator).task
-        preceding = [staging_task, *([with_fields(switch_task, after=(0,))] if switch_task else [])]
+        preceding = in_sequence((staging_task, *self.task_builder.switch_tasks))
         shifted_tasks = []
         for task in candidate.tasks:
             waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
@@ -87,7 +64,7 @@ class L2Reuse:
         variant = with_fields(
             candidate,
             tasks=(*preceding, *shifted_tasks),
-            channel_mode=ChannelMode.PLAIN_MEMORY if switch_task else None,
+            channel_mode=self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY),
         )
         operand = with_reader(candidate, IN_ALL_CHANNELS)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
@@ -121,8 +98,7 @@ class L2Reuse:
             return []
         operand_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
         result_task = self._writeback_task(region)
-        switch_task = mode_switch_cost(self.generator).task
-        switch_tasks = [switch_task] if switch_task else []
+        switch_tasks = self.task_builder.switch_tasks
         kinds = [task.resource == "gpu" for task in candidate.tasks]
         first, last = kinds.index(False), len(kinds) - kinds[::-1].index(False)
         tasks = list(candidate.tasks[:first])
@@ -135,13 +111,13 @@ class L2Reuse:
         program_begin = len(tasks)
         tasks += [task.with_dependencies((program_begin - 1,)) for task in candidate.tasks[first:last]]
         program_tasks = tuple(range(program_begin, len(tasks)))
-        use = ChannelMode.PLAIN_MEMORY if switch_task else None
+        use = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
         resident_variants = self.result_variants(
             with_fields(
                 candidate,
                 tasks=tuple(tasks),
                 channel_mode=use,
-                final_channel_mode=ChannelMode.PIM if switch_task else None,
+                final_channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
             )
         )
         one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
@@ -159,7 +135,7 @@ class L2Reuse:
         """The write of a result from the L2 to PIM's channels, as plain memory: their share of it."""
         system = self.system
         machine = RooflineMachine(system.gpu, system.dtype)
-        written_bytes = result_bytes * self.layouts.set_shares[ChannelSet.PIM] * system.gpu.write_factor
+        written_bytes = result_bytes * self.set_shares[ChannelSet.PIM] * system.gpu.write_factor
         return self.transfer_task(f"{label} (results)", written_bytes, cost_factor=1 / machine["dram_write"])
 
     def result_variants(self, candidate: Candidate) -> list[Candidate]:
@@ -182,12 +158,12 @@ class L2Reuse:
         live_bytes = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
         live_bytes *= ELEMENT_BYTES[system.dtype]
         if (
-            live_bytes * self.layouts.set_shares[ChannelSet.PIM]
+            live_bytes * self.set_shares[ChannelSet.PIM]
             > system.gpu.l2_bytes_per_channel * system.pim_channels
         ):
             return []
         result = from_row(rewrite.split(layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
-        if self.layouts.spreads_tensors and result not in self.layouts.result_placements(region.name):
+        if self.spreads_tensors and result not in self.result_placements(region.name):
             return []
         return [
             with_fields(
@@ -213,15 +189,16 @@ class L2Reuse:
             or self.generator.unsupported_reason(predecessor)
         ):
             return []
-        switch_task = mode_switch_cost(self.generator).task
         variant = wide_candidate.with_first_task(self._writeback_task(predecessor))
+        for switch_task in self.task_builder.switch_tasks:
+            variant = variant.with_first_task(switch_task)
         return [
             with_fields(
-                variant.with_first_task(switch_task) if switch_task else variant,
+                variant,
                 name=f"{wide_candidate.name}, {ChannelUse(operand_in_l2=True)}",
                 channels=replace(wide_candidate.channels, operand_in_l2=True),
                 requires_open=f"{_RESULT_IN_L2} of {predecessor.name}",
-                channel_mode=ChannelMode.PIM if switch_task else None,
+                channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
             )
         ]
 

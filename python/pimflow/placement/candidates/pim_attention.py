@@ -12,17 +12,17 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from pimflow.core.attention import Attention
 from pimflow.core.candidate import Candidate, Cost, Footprint
-from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Region, RegionGraph
+from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Region
 from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System
 from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES, CacheSchedule
+from pimflow.pim_backend.programs.cached_attention import CachedAttention
 from pimflow.placement.candidates.attention_tasks import (
     CachedRun,
     attention_tasks,
@@ -31,7 +31,6 @@ from pimflow.placement.candidates.attention_tasks import (
 )
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
-from pimflow.placement.costs.costs import CacheCosts
 from pimflow.simulators.pim.timing import STRICT
 
 PARTS = (1, 2, 4, 8)  # that are tried
@@ -150,45 +149,19 @@ def make(generator: CandidateGenerator, covers: Sequence[str], schedule: str) ->
     return _candidate(generator, run, parsed, keys, values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedCache:
-    """Attention over a cache in PIM, with its place in the banks.
-
-    Attributes
-    ----------
-    keys, values, region : str
-        The regions that append, and the attention region.
-    row_begin : int
-        First row of its caches in every bank, counted from the first row for weights.
-    """
-
-    keys: str
-    values: str
-    region: str
-    attention: Attention
-    schedule: CacheSchedule
-    row_begin: int
-
-
 def is_cached(candidate: Candidate) -> bool:
     """Whether a candidate does attention in PIM."""
     return isinstance(candidate.rewrite, AttentionRewrite)
 
 
-def place_cache(graph: RegionGraph, candidate: Candidate, row_begin: int) -> PlacedCache:
-    """The attention of a candidate of `attention_candidates`, with its caches from row `row_begin` on."""
-    keys, values, region = candidate.covers
-    attention = graph.region(region).attention
-    assert attention is not None and isinstance(candidate.rewrite, AttentionRewrite)
+def cached_attention(generator: CandidateGenerator, candidate: Candidate, row_begin: int) -> CachedAttention:
+    """The attention of a candidate, with its caches from row `row_begin` of the banks on."""
+    assert isinstance(candidate.rewrite, AttentionRewrite)
+    region, target = candidate.covers[-1], generator.costs.pim_target
+    attention = generator.graph.region(region).attention_layer
     schedule = CacheSchedule.parse(candidate.rewrite.schedule)
-    return PlacedCache(
-        keys=keys,
-        values=values,
-        region=region,
-        attention=attention,
-        schedule=schedule,
-        row_begin=row_begin,
-    )
+    layouts = schedule.layouts(attention, target.pim, target.dtype, target.channels, row_begin)
+    return CachedAttention.from_layouts(region, attention, schedule, layouts)
 
 
 def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
@@ -224,7 +197,7 @@ def run_candidates(generator: CandidateGenerator, run: CachedRun) -> tuple[Candi
     UnsupportedOpError, InfeasibleError
         If its caches cannot lie in PIM.
     """
-    return _front(list(_generate_candidates(generator, run)))
+    return _front(_generate_candidates(generator, run))
 
 
 def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Iterator[Candidate]:
@@ -236,31 +209,22 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
     for parts in PARTS if generator.system.gpu_channels else PARTS[:1]:  # else nothing is hidden
         try:
             group = replace(_DEFAULT_SCHEDULE, parts=parts).group(attention)
-            costs = _costs(generator, group)
+            costs = generator.costs.attention_costs(group.with_full_cache(), group.read)
         except (UnsupportedOpError, InfeasibleError):
             if parts == 1:
                 raise
             continue
         softmax_ns = parts * sum(
             generator.task_builder.gpu_task("", kernel).execution_ns
-            for kernel in softmax_kernels(generator, run, costs.keys[0], parts).values()
+            for kernel in softmax_kernels(generator, run, costs[KEYS][0], parts).values()
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
-        for keys in {
-            cost.schedule: cost for cost in (costs.keys[0], min(costs.keys, key=attrgetter("rows")))
-        }.values():
-            for values in costs.values:
+        smallest = min(costs[KEYS], key=attrgetter("rows"))
+        for keys in {cost.schedule: cost for cost in (costs[KEYS][0], smallest)}.values():
+            for values in costs[VALUES]:
                 schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
                 yield _candidate(generator, run, schedule, keys, values)
-
-
-def _costs(generator: CandidateGenerator, group: Attention) -> CacheCosts:
-    """Costs of a group's products over the part of the cache that it reads.
-
-    Raises as `Costs.attention_costs`.
-    """
-    return generator.costs.attention_costs([(group.with_full_cache(), group.read)])[0]
 
 
 _DEFAULT_SCHEDULE = CacheSchedule.parse(
@@ -268,22 +232,16 @@ _DEFAULT_SCHEDULE = CacheSchedule.parse(
 )
 
 
-def _front(candidates: list[Candidate]) -> tuple[Candidate, ...]:
+def _front(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that are Pareto-optimal in time, energy and rows, the fastest first."""
-
-    def figures(candidate: Candidate) -> tuple[float, float, int]:
-        """Latency, energy and rows."""
+    by_figures: list[tuple[tuple[float, float, int], Candidate]] = []
+    for candidate in candidates:
         cost = Cost.from_candidate(candidate)
-        return cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows
-
+        by_figures.append(((cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows), candidate))
     front: list[tuple[tuple[float, float, int], Candidate]] = []
-    for candidate_figures, candidate in sorted(
-        ((figures(unsorted), unsorted) for unsorted in candidates), key=lambda pair: pair[0]
-    ):
-        if not any(
-            all(a <= b for a, b in zip(front_figures, candidate_figures)) for front_figures, _ in front
-        ):
-            front.append((candidate_figures, candidate))
+    for figures, candidate in sorted(by_figures, key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(best, figures)) for best, _ in front):
+            front.append((figures, candidate))
     return tuple(candidate for _, candidate in front)
 
 

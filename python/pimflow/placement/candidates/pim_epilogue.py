@@ -60,10 +60,6 @@ class DeviceEpilogue:
         """The layer that PIM computes: with further channels if the product adds the residual."""
         return geometry.with_added_channels if self.accumulates_residual else geometry
 
-    def residual_channels(self, geometry: ConvGeometry) -> int:
-        """How many channels of `pim_layer` are those of the residual."""
-        return geometry.oc if self.accumulates_residual else 0
-
 
 NO_DEVICE_EPILOGUE = DeviceEpilogue()
 

@@ -61,15 +61,10 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
         raise PlanError(f"region '{run.regions[0].name}': a PIPELINE has a schedule for each of its regions")
     costs = _pim_costs(generator, run, schedules)
     tasks = _tasks(generator, run, costs)
-    last = run.regions[-1]
-    deferred_epilogue = (
-        (*generator.deferred_epilogue(last, WHOLE), *last.epilogue.arithmetic)
-        if pipeline.modes[-1] is Mode.PIM
-        else ()
-    )
-    is_deferred = bool(deferred_epilogue) and generator.defers_epilogue(last)
-    if deferred_epilogue and not is_deferred and (epilogue_task := generator.epilogue_cost(last).task):
-        tasks.append(epilogue_task.with_dependencies(tuple(range(len(tasks)))))
+    last, deferred_epilogue = run.regions[-1], tuple[str, ...]()
+    if pipeline.modes[-1] is Mode.PIM:
+        operators = (*generator.deferred_epilogue(last, WHOLE), *last.epilogue.arithmetic)
+        deferred_epilogue = generator.append_epilogue(tasks, last, operators)
     return Candidate(
         name=f"PIPELINE {'-'.join(pipeline.modes)} at {','.join(map(str, pipeline.cuts))}",
         covers=pipeline.regions,
@@ -81,7 +76,7 @@ def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[
             ),
         ),
         tasks=tuple(tasks),
-        deferred_epilogue=deferred_epilogue if is_deferred else (),
+        deferred_epilogue=deferred_epilogue,
         footprint=Footprint(
             bank_rows=sum(cost.rows for cost in costs.values()),
             filter_bytes=sum(

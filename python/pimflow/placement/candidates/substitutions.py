@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pimflow.core.candidate import Candidate, Footprint
+from pimflow.core.candidate import Candidate, Footprint, in_sequence
 from pimflow.core.region import Kernel, Region, RegionGraph
 from pimflow.core.rewrite import TILES, SubstitutionRewrite
 from pimflow.errors import UsageError
@@ -64,17 +64,15 @@ def make(
     name, dtype = rewrite.substitution, generator.system.dtype
     regions = [generator.graph.region(region) for region in covers]
     kernels = SUBSTITUTIONS[name].kernels(regions, dtype)
-    tasks = [
-        generator.task_builder.gpu_task(
-            f"{' + '.join(covers)} ({name}, {number} of {len(kernels)})", kernel, gpu_channels
-        )
-        for number, kernel in enumerate(kernels, 1)
-    ]
+    labels = (f"{' + '.join(covers)} ({name}, {n + 1} of {len(kernels)})" for n in range(len(kernels)))
     return Candidate(
         name=f"SUBSTITUTED {name}",
         covers=tuple(covers),
         rewrite=rewrite,
-        tasks=tuple(task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)),
+        tasks=in_sequence(
+            generator.task_builder.gpu_task(label, kernel, gpu_channels)
+            for label, kernel in zip(labels, kernels)
+        ),
         footprint=Footprint(
             workspace_bytes=sum(kernel.output_bytes for kernel in kernels[:-1]),
             filter_bytes=sum(region.weight_bytes(dtype) for region in regions),

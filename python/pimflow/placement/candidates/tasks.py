@@ -5,19 +5,15 @@ The rules are the table of docs/charging.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import EdgeCost, Provenance, Task, makespan_ns, with_fields
-from pimflow.core.region import (
-    ELEMENT_BYTES,
-    EMPTY_KERNEL,
-    RESULT_BYTES,
-    Kernel,
-    Region,
-)
+from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
+from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
 from pimflow.core.split import Split
+from pimflow.core.tensor_placement import ChannelMode
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
@@ -41,6 +37,11 @@ class TaskBuilder:
         self.system, self.costs = system, costs
 
     @property
+    def kernel_channels(self) -> int:
+        """Memory channels of the GPU's kernels in a mixed plan: all where PIM leaves it none of its own."""
+        return self.system.gpu_channels or self.system.gpu.memory_channels
+
+    @property
     def submission_ns(self) -> float:
         """Time to launch a program on PIM."""
         return self.system.pim_launch_ns if self.system.charges("pim-launch") else 0.0
@@ -50,6 +51,23 @@ class TaskBuilder:
         """Time to switch the channels that have PIM between plain memory and PIM."""
         charged = self.system.is_time_shared and self.system.charges("channel-modes")
         return self.system.channel_mode_switch_ns if charged else 0.0
+
+    @functools.cached_property
+    def switch_tasks(self) -> tuple[Task, ...]:
+        """The switch of the channels that have PIM between plain memory and PIM, if that is charged."""
+        if not self.switch_ns or not self.system.pim_channels:
+            return ()
+        switch = Task(
+            label="channels switched",
+            resource="pim",
+            execution_ns=self.switch_ns,
+            readies_channels=True,
+        )
+        return (switch,)
+
+    def charged_mode(self, mode: ChannelMode) -> ChannelMode | None:
+        """`mode` of the channels that have PIM; None where a change of mode takes no time."""
+        return mode if self.switch_ns else None
 
     def standalone_ns(self, tasks: Sequence[Task]) -> float:
         """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
@@ -89,8 +107,7 @@ class TaskBuilder:
 
     def time_kernels(self, kernels: Iterable[Kernel]) -> None:
         """Time kernels that run while PIM works, in one batch."""
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        self.costs.time_kernels(KernelRequest(kernel, channels) for kernel in kernels)
+        self.costs.time_kernels(KernelRequest(kernel, self.kernel_channels) for kernel in kernels)
 
     def gpu_tasks_with_traffic(self, label: str, name: str, kernel: Kernel) -> list[Task]:
         """The tasks of a kernel that runs while PIM does part of `name`: the kernel, and its traffic.
@@ -163,7 +180,7 @@ class TaskBuilder:
     def dram_pj(self, read_elements: int, written_elements: int) -> float:
         """DRAM energy of PIM's operands and results, counted as for the GPU's kernels."""
         element, gpu = ELEMENT_BYTES[self.system.dtype], self.system.gpu
-        machine = RooflineMachine(gpu, self.system.dtype, self.system.gpu_channels or gpu.memory_channels)
+        machine = RooflineMachine(gpu, self.system.dtype, self.kernel_channels)
         moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
         return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
@@ -185,8 +202,7 @@ class TaskBuilder:
         )
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.pim.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
-        tasks = [self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])]
-        return [task.with_dependencies((n - 1,) if n else ()) for n, task in enumerate(tasks)]
+        return list(in_sequence(self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])))
 
     def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
@@ -256,8 +272,7 @@ class TaskBuilder:
         (kernel, *_) = gpu_kernels(region, self.system.dtype)
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
-        channels = self.system.gpu_channels or self.system.gpu.memory_channels
-        tile = self.costs.analytic_cost(kernel, channels, self.system.gpu).tile
+        tile = self.costs.analytic_cost(kernel, self.kernel_channels, self.system.gpu).tile
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry

@@ -92,14 +92,6 @@ class Tally:
     cached: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheCosts:
-    """Costs of both products of attention over a cache by schedule, the fastest first."""
-
-    keys: tuple[ProductCost, ...]
-    values: tuple[ProductCost, ...]
-
-
 class Costs:
     """Costs on one system; systems that differ only in launch times may share them.
 
@@ -250,32 +242,33 @@ class Costs:
                 self._write_cache({key: self._pim[cost_key]})
         return self._pim[cost_key]
 
-    def attention_costs(self, requests: Sequence[tuple[Attention, int]]) -> list[CacheCosts]:
-        """Costs of attention over caches in PIM, by (attention, tokens in its cache; 0 for a full cache).
+    def attention_costs(self, attention: Attention, tokens: int = 0) -> dict[str, tuple[ProductCost, ...]]:
+        """By product of attention over a cache in PIM, its costs by schedule, the fastest first.
+
+        Parameters
+        ----------
+        tokens : int
+            In its cache; 0 for a full cache.
 
         Raises
         ------
         UnsupportedOpError, InfeasibleError
             Where a cache cannot lie in PIM; see `CacheLayout.check_fit`.
         """
-        work = [
-            tuple(
-                CacheWork.from_attention(self.pim_target, attention, item, tokens) for item in (KEYS, VALUES)
-            )
-            for attention, tokens in requests
-        ]
-        missing = {item.key: item for pair in work for item in pair if item.key not in self._caches}
+        products = {
+            name: CacheWork.from_attention(self.pim_target, attention, name, tokens)
+            for name in (KEYS, VALUES)
+        }
+        missing = {work.key: work for work in products.values() if work.key not in self._caches}
         cached_costs = self._read_cache(missing, _parse_product_costs)
         self._caches |= cached_costs
-        uncached_work = [item for key, item in missing.items() if key not in cached_costs]
+        uncached_work = [work for key, work in missing.items() if key not in cached_costs]
         for position, costs in self.profiling.executor.map(CacheWork.costs, uncached_work):
             self._caches[uncached_work[position].key] = costs
             self._write_cache({uncached_work[position].key: costs})
         self.tally.cached["pim"] += len(cached_costs)
         self.tally.computed["pim"] += len(uncached_work)
-        return [
-            CacheCosts(keys=self._caches[keys.key], values=self._caches[values.key]) for keys, values in work
-        ]
+        return {name: self._caches[work.key] for name, work in products.items()}
 
     def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
         """The cost of one product of attention by one schedule; raises as `attention_costs`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
@@ -19,6 +19,7 @@ SHARES = tuple(tenth / 10 for tenth in range(1, 10))
 # Beside the fastest split of a layer, the fastest of the grid is a candidate too, if it takes at most this
 # many times as long: neighbouring layers decide. More splits of the grid gave no network a faster plan.
 NEAR = 1.1
+LAST_STEP = 2  # of the time of a split, by ever better lower bounds
 
 
 def grid(geometry: ConvGeometry) -> list[Split]:
@@ -206,7 +207,7 @@ class _SplitTiming:
             self.costs[split] = layer.pim_target.cost(layer.geometry, order, layer.name, split)
         return self.costs[split]
 
-    def busiest_ns(self, split: Split) -> float:
+    def _busiest_ns(self, split: Split) -> float:
         """A lower bound of PIM's part: the time of its busiest channel."""
         if split not in self.lower_bounds_ns:
             layer, order = self.layer, self._order(split)
@@ -221,37 +222,32 @@ class _SplitTiming:
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
         return min_work_ns(part, pim_target.pim, pim_target.dtype, pim_target.channels, part.pixels - begin)
 
-    @property
-    def _terms(self) -> SplitCharges:
-        assert self.layer.terms is not None, "splits are compared by the charges of their layer"
-        return self.layer.terms
+    def _total_ns(self, times: NonPimTimes, step: int) -> float:
+        """Time of a split in step 2; in steps 0 and 1 lower bounds of it, each slower to compute."""
+        terms, split = self.layer.terms, times.split
+        assert terms is not None, "splits are compared by the charges of their layer"
+        if step == LAST_STEP:
+            return terms.total_ns(times, self.cost(split))
+        return terms.lower_bound_ns(times, self._busiest_ns(split) if step else self._work_ns(split))
 
     def near_fastest(
         self,
         non_pim_times: Sequence[NonPimTimes],
-        group_costs: Mapping[Split, PimCost],
+        group_costs: Collection[Split],
         grid_splits: Collection[Split],
     ) -> dict[Split, LayerPimCost]:
         """The fastest of `non_pim_times` that is in `grid_splits`, if it takes at most `NEAR` times
-        the best `group_costs`.
+        the best of `group_costs`.
         """
-        terms = self._terms
         fastest_ns = min(
-            terms.total_ns(timed_split, group_costs[timed_split.split])
-            for timed_split in non_pim_times
-            if timed_split.split in group_costs
+            self._total_ns(times, LAST_STEP) for times in non_pim_times if times.split in group_costs
         )
-        limit_ns = NEAR * fastest_ns
-        fastest: dict[Split, LayerPimCost] = {}
+        limit_ns, fastest = NEAR * fastest_ns, dict[Split, LayerPimCost]()
         for times in non_pim_times:
-            split = times.split
-            if split not in grid_splits or terms.lower_bound_ns(times, self._work_ns(split)) > limit_ns:
+            if times.split not in grid_splits or any(self._total_ns(times, n) > limit_ns for n in (0, 1)):
                 continue
-            if terms.lower_bound_ns(times, self.busiest_ns(split)) > limit_ns:
-                continue
-            cost = self.cost(split)
-            if (total_ns := terms.total_ns(times, cost)) <= limit_ns:
-                limit_ns, fastest = total_ns, {split: cost}
+            if (total_ns := self._total_ns(times, LAST_STEP)) <= limit_ns:
+                limit_ns, fastest = total_ns, {times.split: self.cost(times.split)}
         return fastest
 
     def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, LayerPimCost]:
@@ -261,21 +257,15 @@ class _SplitTiming:
         time of its busiest channel, the time itself. The first split that comes up with its time is the
         fastest. Nothing is assumed about how times change from split to split.
         """
-        terms = self._terms
-        queue: list[tuple[float, int, str]] = []
         costs: dict[Split, LayerPimCost] = {}
-        for index, times in enumerate(non_pim_times):
-            queue.append((terms.lower_bound_ns(times, self._work_ns(times.split)), index, "work"))
+        queue = [(self._total_ns(times, 0), index, 0) for index, times in enumerate(non_pim_times)]
         heapq.heapify(queue)
         while queue:
-            _, index, bound_kind = heapq.heappop(queue)
-            times = non_pim_times[index]
-            if bound_kind == "time":
+            _, index, step = heapq.heappop(queue)
+            if step == LAST_STEP:
                 return costs
-            if bound_kind == "work":
-                bound_ns = terms.lower_bound_ns(times, self.busiest_ns(times.split))
-                heapq.heappush(queue, (bound_ns, index, "channel"))
-            else:
+            times = non_pim_times[index]
+            heapq.heappush(queue, (self._total_ns(times, step + 1), index, step + 1))
+            if step + 1 == LAST_STEP:
                 costs[times.split] = self.cost(times.split)
-                heapq.heappush(queue, (terms.total_ns(times, costs[times.split]), index, "time"))
         return costs

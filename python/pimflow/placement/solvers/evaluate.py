@@ -203,11 +203,13 @@ def evaluate(
 ) -> Evaluation:
     """Timeline, latency and energy of `candidates`; see `execute`."""
     run = execute(graph, candidates, table)
-    static_pj = (
-        system.gpu.energy["static_w"] * run.latency_ns * 1000,
-        background_pj(system.pim, system.pim_channels, run.latency_ns),
-    )
-    return replace(run, energies_pj=run.energies_pj | dict(zip(STATIC, static_pj)))
+    return replace(run, energies_pj=run.energies_pj | _static_pj(system, run.latency_ns))
+
+
+def _static_pj(system: System, latency_ns: float) -> dict[str, float]:
+    """The energy of the constant power of both devices over a time."""
+    gpu_pj = system.gpu.energy["static_w"] * latency_ns * 1000
+    return dict(zip(STATIC, (gpu_pj, background_pj(system.pim, system.pim_channels, latency_ns))))
 
 
 def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> dict[str, float]:
@@ -254,7 +256,7 @@ def _busy_before_ps(events: Iterable[Event], resource: str, moments_ps: np.ndarr
 
 def static_pj_per_ns(system: System) -> float:
     """Constant power of both devices, in pJ per ns."""
-    return system.gpu.energy["static_w"] * 1000 + background_pj(system.pim, system.pim_channels, 1.0)
+    return sum(_static_pj(system, 1.0).values())
 
 
 def _event(task: Task, starts_ns: float, regions: tuple[str, ...]) -> Event:

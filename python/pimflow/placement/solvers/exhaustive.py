@@ -15,7 +15,6 @@ from pimflow.placement.solvers.plan_state import is_feasible
 MAX_REGIONS = 8
 TIMED_COVERS = 50  # a tenth of a second
 Cover = tuple[Candidate, ...]
-Rank = tuple[float, ...]
 
 
 def all_covers(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
@@ -49,20 +48,13 @@ def _cover_count(graph: RegionGraph, table: CostTable) -> int:
     return counts[0]
 
 
-def solve_exhaustive(
-    graph: RegionGraph,
-    table: CostTable,
-    rank: Callable[[Cover, float, float], Rank | None],
-    seconds: float,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Cover | None:
-    """The best of all covers; None if there is none.
+def affordable_covers(
+    graph: RegionGraph, table: CostTable, seconds: float, progress: Callable[[str], None]
+) -> Iterator[Cover]:
+    """All covers of a small network, which are evaluated one by one while this iterates.
 
     Parameters
     ----------
-    rank : callable
-        The sort key of a cover, by its latency in ns and the energy in pJ of its tasks; smaller is better.
-        None if the cover is not allowed.
     seconds : float
         Upper bound on the CPU time, which is estimated from that of the first `TIMED_COVERS` covers and an
         upper bound of how many there are.
@@ -79,9 +71,8 @@ def solve_exhaustive(
             f"solver 'exhaustive' takes networks of at most {MAX_REGIONS} regions, '{graph.name}' has "
             f"{len(graph.regions)}; use 'label'"
         )
-    best: tuple[Rank, Cover] | None = None
     begin_s = time.process_time()
-    for number, (cover, latency_ns, energy_pj) in enumerate(all_covers(graph, table)):
+    for number, (cover, *_) in enumerate(all_covers(graph, table)):
         if number == TIMED_COVERS:
             covers = _cover_count(graph, table)
             needed_s = covers * (time.process_time() - begin_s) / TIMED_COVERS
@@ -92,7 +83,4 @@ def solve_exhaustive(
                     f"--search-seconds {math.ceil(1.1 * needed_s)}, or use 'label'"
                 )
             progress(f"evaluating {question}")
-        place = rank(cover, latency_ns, energy_pj)
-        if place is not None and (best is None or place < best[0]):
-            best = (place, cover)
-    return best and best[1]
+        yield cover

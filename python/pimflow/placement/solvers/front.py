@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pimflow.errors import UsageError
+from pimflow.placement.solvers.criteria import LATENCY
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import RELATIVE_TOLERANCE, FrontPlan, PlanSearch
-from pimflow.placement.solvers.solution import LATENCY
 
 # Without a bound on memory, the front has every plan that is better than the others by more than this share.
 TOLERANCE = 1e-3
@@ -17,7 +17,7 @@ CORNERS = 3  # plans for each budget, beside the fastest and that of minimum ene
 
 
 def front(
-    search: PlanSearch, points: int | None, extra_plans: Iterable[EvaluatedPlan] = ()
+    search: PlanSearch, points: int | None, extra_plans: Iterable[FrontPlan] = ()
 ) -> tuple[FrontPlan, ...]:
     """At most `points` plans within the bounds of `search`, of which none dominates another.
 
@@ -32,8 +32,8 @@ def front(
     points : int or None
         At least 1; the whole front if None. The plans of minimum latency, energy and memory are among them,
         as far as `points` allows.
-    extra_plans : iterable of EvaluatedPlan
-        Further plans, such as that of the GPU alone.
+    extra_plans : iterable of FrontPlan
+        Further plans within the bounds, such as those of the GPU alone.
 
     Returns
     -------
@@ -47,8 +47,7 @@ def front(
     """
     if points is not None and points < 1:
         raise UsageError(f"a front has at least 1 plan, not {points}")
-    all_plans = [FrontPlan.from_evaluated(plan) for plan in extra_plans if search.allows(plan)]
-    all_plans += search.front(TOLERANCE)
+    all_plans = [*extra_plans, *search.front(TOLERANCE)]
     seconds = search.goal.search_seconds / (BUDGETS * (2 + CORNERS))
     quick_search = search.with_goal(replace(search.goal, search_seconds=seconds))
     for budget in _budgets(search):

@@ -10,8 +10,8 @@ import numpy as np
 
 from pimflow.core.candidate import Candidate
 from pimflow.host import native
+from pimflow.placement.solvers.criteria import Criterion
 from pimflow.placement.solvers.problem import PlacementProblem
-from pimflow.placement.solvers.solution import Criterion
 
 _search = native.get("pimflow.placement.search")
 _OPTIONS = native.Record("pimflow.placement.query_options")

@@ -3,23 +3,83 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from pimflow.core.candidate import Candidate
 from pimflow.core.goal import GoalOptions
 from pimflow.core.keywords import check_keywords
 from pimflow.errors import InfeasibleError
 from pimflow.placement.solvers.evaluate import Evaluation
-from pimflow.placement.solvers.solution import Solution
-
-BOUNDS = ("max_latency_ns", "max_energy_pj", "max_memory_bytes", "max_error")
 
 # Bounds are met up to rounding: times of the same plan are summed in different orders.
 ROUNDING = 1e-9
 
 
-def round_up(amount: float, unit: str, factor: float) -> str:
-    """`amount` in a larger unit as text, rounded up, so that it is a bound that `amount` meets."""
-    return f"{math.ceil(amount / factor * 1000) / 1000:.3f}{unit}"
+GIVEN_PLAN_LEVER = "a search instead of the plan"
+
+
+def with_rounding(bound: float) -> float:
+    """`bound` with what sums of the same terms may differ by."""
+    return bound + ROUNDING * max(bound, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A quantity of plans that a goal may bound, and the option that sets the bound.
+
+    Attributes
+    ----------
+    option_unit, factor, digits
+        Unit of the option's value, how many of `unit` that is, and decimals to which it is rounded up.
+    amount : callable
+        How much of it a plan takes.
+    """
+
+    quantity: str
+    unit: str
+    option: str
+    option_unit: str
+    factor: float = 1.0
+    digits: int = 3
+    amount: Callable[[EvaluatedPlan], float]
+
+    def lever(self, amount: float) -> str:
+        """The option with a value that `amount` meets."""
+        rounded = math.ceil(amount / self.factor * 10**self.digits) / 10**self.digits
+        return f"{self.option} {rounded:.{self.digits}f}{self.option_unit}"
+
+
+# By field of a goal; errors name them in this order.
+BOUNDS = {
+    "max_latency_ns": Bound(
+        quantity="latency",
+        unit="ns",
+        option="--max-latency",
+        option_unit="us",
+        factor=1e3,
+        amount=lambda plan: plan.evaluation.latency_ns,
+    ),
+    "max_energy_pj": Bound(
+        quantity="energy",
+        unit="pJ",
+        option="--max-energy",
+        option_unit="uJ",
+        factor=1e6,
+        amount=lambda plan: plan.evaluation.energy_pj,
+    ),
+    "max_memory_bytes": Bound(
+        quantity="memory",
+        unit="bytes",
+        option="--memory-budget",
+        option_unit="B",
+        digits=0,
+        amount=lambda plan: plan.memory_bytes,
+    ),
+    "max_error": Bound(
+        quantity="error", unit="", option="--max-error", option_unit="", amount=lambda plan: plan.error
+    ),
+}
 
 
 @check_keywords
@@ -81,47 +141,56 @@ class Goal(GoalOptions):
     @property
     def bounds(self) -> dict[str, float]:
         """The bounds that are set, by field."""
-        bounds = {name: getattr(self, name) for name in BOUNDS}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
+        bounds = {field: getattr(self, field) for field in BOUNDS}
+        return {field: bound for field, bound in bounds.items() if bound is not None}
 
-    def allows(self, evaluation: Evaluation) -> bool:
-        """Whether a plan keeps to the bounds on latency and energy."""
-        return evaluation.latency_ns <= (self.max_latency_ns or math.inf) * (
-            1 + ROUNDING
-        ) and evaluation.energy_pj <= (self.max_energy_pj or math.inf) * (1 + ROUNDING)
+    def allows(self, plan: EvaluatedPlan) -> bool:
+        """Whether a plan keeps to the bounds."""
+        return all(BOUNDS[field].amount(plan) <= with_rounding(bound) for field, bound in self.bounds.items())
 
-    def require(self, network: str, evaluation: Evaluation, memory_bytes: float) -> None:
+    def require(self, network: str, plan: EvaluatedPlan) -> None:
         """Raise `InfeasibleError` unless a plan that was given, not searched, keeps to the bounds."""
-        for quantity_name, needed, bound, unit in (
-            ("latency", evaluation.latency_ns, self.max_latency_ns, "ns"),
-            ("energy", evaluation.energy_pj, self.max_energy_pj, "pJ"),
-            ("memory", memory_bytes, self.max_memory_bytes, "bytes"),
-        ):
-            if bound and needed > bound * (1 + ROUNDING):
-                levers = ("a search instead of the plan",)
-                raise InfeasibleError(
-                    f"{quantity_name} of the plan for '{network}'", needed, bound, unit, levers
-                )
+        for field, limit in self.bounds.items():
+            bound = BOUNDS[field]
+            if (needed := bound.amount(plan)) > with_rounding(limit):
+                subject = f"{bound.quantity} of the plan for '{network}'"
+                raise InfeasibleError(subject, needed, limit, bound.unit, [GIVEN_PLAN_LEVER])
 
     def require_error(self, network: str, error: float) -> None:
         """Raise `InfeasibleError` if the sum of the errors of a network's layers exceeds the bound."""
-        if self.max_error is not None and error > self.max_error + ROUNDING:
-            levers = (
-                f"--max-error {round_up(error, '', 1.0)}",
-                "where=pays, which keeps layers as they came",
-            )
+        if self.max_error is not None and error > with_rounding(self.max_error):
+            levers = (BOUNDS["max_error"].lever(error), "where=pays, which keeps layers as they came")
             raise InfeasibleError(f"error of '{network}'", error, self.max_error, "", levers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPlan:
-    """A solution with its evaluation and its memory (`plan_memory.PlanMemory`)."""
+    """Candidates in the order of their first regions, with their evaluation and memory (`PlanMemory`).
 
-    solution: Solution
+    Attributes
+    ----------
+    value, bound : float
+        The value that was minimised, and a lower bound of it for all plans within the bounds; 0 without a
+        search.
+    """
+
+    candidates: tuple[Candidate, ...]
     evaluation: Evaluation
     memory_bytes: int
+    value: float = 0.0
+    bound: float = 0.0
+
+    @property
+    def uses_pim(self) -> bool:
+        """Whether PIM computes any part of it."""
+        return any(candidate.uses_pim for candidate in self.candidates)
+
+    @property
+    def gap(self) -> float:
+        """By what share of the value another plan may be better, at most; 0 if the search ended."""
+        return max(0.0, 1 - self.bound / self.value) if self.value else 0.0
 
     @property
     def error(self) -> float:
         """The sum of the candidates' errors."""
-        return sum(candidate.alternative.error for candidate in self.solution.candidates)
+        return sum(candidate.alternative.error for candidate in self.candidates)

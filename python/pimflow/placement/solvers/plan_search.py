@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.goal import EXHAUSTIVE
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
-from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns
-from pimflow.placement.solvers.exhaustive import Rank, solve_exhaustive
+from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
+from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
+from pimflow.placement.solvers.exhaustive import affordable_covers
 from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
-from pimflow.placement.solvers.objectives import ROUNDING, EvaluatedPlan, Goal
+from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, with_rounding
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
-from pimflow.placement.solvers.solution import ERROR, LATENCY, Criterion, Solution
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontPlan:
-    """A plan of a front.
-
-    Attributes
-    ----------
-    evaluate : callable
-        Evaluates the plan, which takes longer than the search.
-    memory_bytes : int
-        Of the pool of tensors (`plan_memory.PlanMemory`).
-    """
+    """A plan of a front, by the figures of the search."""
 
     candidates: tuple[Candidate, ...]
-    evaluate: Callable[[], EvaluatedPlan] = field(repr=False)
     latency_ns: float
     energy_pj: float
     memory_bytes: int
@@ -42,11 +32,11 @@ class FrontPlan:
     @classmethod
     def from_evaluated(cls, plan: EvaluatedPlan) -> FrontPlan:
         """A plan that is evaluated already."""
+        evaluation = plan.evaluation
         return cls(
-            candidates=plan.solution.candidates,
-            evaluate=lambda: plan,
-            latency_ns=plan.evaluation.latency_ns,
-            energy_pj=plan.evaluation.energy_pj,
+            candidates=plan.candidates,
+            latency_ns=evaluation.latency_ns,
+            energy_pj=evaluation.energy_pj,
             memory_bytes=plan.memory_bytes,
         )
 
@@ -54,6 +44,13 @@ class FrontPlan:
     def figures(self) -> tuple[float, float, int]:
         """The figures that fronts compare; less is better."""
         return self.latency_ns, self.energy_pj, self.memory_bytes
+
+    def require(self, evaluation: Evaluation) -> None:
+        """Raise `AssertionError` unless the evaluator says the same."""
+        evaluated_figures = (evaluation.latency_ns, evaluation.energy_pj)
+        for value, evaluated_value in zip(self.figures, evaluated_figures):
+            if not math.isclose(value, evaluated_value, rel_tol=RELATIVE_TOLERANCE):
+                raise AssertionError(f"the search says {value!r} of a plan that takes {evaluated_value!r}")
 
     def dominates(self, plan: FrontPlan) -> bool:
         """Whether it is at least as good as `plan` in every figure, and better in one."""
@@ -115,23 +112,26 @@ class PlanSearch:
         limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
         minima = self._minima.setdefault(self._query((criterion,)), [])
         for larger_limit, plan in minima:
-            if plan.memory_bytes <= limit <= larger_limit and not plan.solution.gap:
+            if plan.memory_bytes <= limit <= larger_limit and not plan.gap:
                 return plan  # no plan within the larger limit is better
         found_plan = self._best_fitting_plan(self._query((criterion,), limit))
         minima += [(limit, found_plan)] if found_plan else []
         return found_plan
 
-    def _good_plans(self, criterion: Criterion) -> list[EvaluatedPlan]:
-        """At most one plan of a small `criterion` within the bounds, by a search that drops most labels."""
-        memory_limit = self.goal.max_memory_bytes or math.inf
-        query = replace(self._query((criterion,), memory_limit), max_labels=GOOD_PLAN_LABELS)
-        plan = self._best_plan(query)
-        return [plan] if plan and self._fits_channels(plan) else []
-
     def smallest(self) -> EvaluatedPlan | None:
         """The fastest of the plans of minimum memory within the bounds."""
         plan = self._best_fitting_plan(replace(self._query(()), counts_memory=True, minimises_memory=True))
         return plan and self.minimum(LATENCY, plan.memory_bytes)
+
+    def minimum_need(self, field: str) -> EvaluatedPlan | None:
+        """The plan of minimum need of what the bound in `field` of a goal bounds (`objectives.BOUNDS`)."""
+        criteria = self._criteria
+        return self.minimum(criteria[field]) if field in criteria else self.smallest()
+
+    @property
+    def _criteria(self) -> dict[str, Criterion]:
+        """By field of a goal, what it bounds."""
+        return {"max_latency_ns": LATENCY, "max_energy_pj": self.energy, "max_error": ERROR}
 
     @property
     def latency_bound_ns(self) -> float:
@@ -143,14 +143,17 @@ class PlanSearch:
 
     def _query(self, criteria: tuple[Criterion, ...], max_memory_bytes: float = math.inf) -> SearchQuery:
         """The query for `criteria` within the bounds of the goal."""
-        goal, bounds = self.goal, list[Criterion]()
-        if goal.max_latency_ns:
-            bounds.append(replace(LATENCY, upper_bound=goal.max_latency_ns * (1 + ROUNDING)))
-        if goal.max_energy_pj:
-            bounds.append(replace(self.energy, upper_bound=goal.max_energy_pj * (1 + ROUNDING)))
-        if goal.max_error is not None:
-            bounds.append(replace(ERROR, upper_bound=goal.max_error + ROUNDING))
-        query = self._query_without_bounds((*criteria, *bounds))
+        bounds = self.goal.bounds
+        query = self._query_without_bounds(
+            (
+                *criteria,
+                *(
+                    replace(criterion, upper_bound=with_rounding(bounds[field]))
+                    for field, criterion in self._criteria.items()
+                    if field in bounds
+                ),
+            )
+        )
         if math.isinf(max_memory_bytes):
             return query
         return replace(query, counts_memory=True, max_memory_bytes=max_memory_bytes)
@@ -191,8 +194,8 @@ class PlanSearch:
             is_truncated = any(labels.dropped_bound < INFINITE for _, labels in answers)
             return self._small_plan(query, bound) if is_truncated and query.counts_memory else None
         label, best_query = min(plans, key=lambda pair: value(pair[0]))
-        solution = Solution(candidates=label.candidates, value=value(label), bound=min(bound, value(label)))
-        return self._certify(solution, label, best_query)
+        plan = self._certify(label, best_query)
+        return replace(plan, value=value(label), bound=min(bound, value(label)))
 
     def _small_plan(self, query: SearchQuery, bound: float) -> EvaluatedPlan | None:
         """The plan of minimum memory, if all plans found when the time was up exceed the bound on it."""
@@ -202,68 +205,60 @@ class PlanSearch:
         plan = self._best_plan(replace(query, criteria=tuple(bounds), minimises_memory=True))
         if plan is None:
             return None
-        latency_ns, static_pj = plan.evaluation.latency_ns, self.energy.per_ns * plan.evaluation.latency_ns
-        candidates = plan.solution.candidates
-        value = objective.value(latency_ns, plan.evaluation.energy_pj - static_pj, candidates)
-        return replace(plan, solution=Solution(candidates=candidates, value=value, bound=min(bound, value)))
+        value = self._value(objective, plan)
+        return replace(plan, value=value, bound=min(bound, value))
 
-    def _certify(self, solution: Solution, label: Label, query: SearchQuery) -> EvaluatedPlan:
+    def _value(self, criterion: Criterion, plan: EvaluatedPlan) -> float:
+        """A criterion of an evaluated plan."""
+        latency_ns = plan.evaluation.latency_ns
+        task_pj = plan.evaluation.energy_pj - self.energy.per_ns * latency_ns
+        return criterion.value(latency_ns, task_pj, plan.candidates)
+
+    def _certify(self, label: Label, query: SearchQuery) -> EvaluatedPlan:
         """Evaluate a plan, and check the search's figures: the evaluator shares no code with the search."""
-        plan = self.evaluate_solution(solution)
-        evaluation = plan.evaluation
-        static_pj = self.energy.per_ns * evaluation.latency_ns
+        plan = self.evaluate_plan(label.candidates)
         for criterion, value in zip(query.criteria, label.values):
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
-            evaluated_value = criterion.value(
-                evaluation.latency_ns, evaluation.energy_pj - static_pj, label.candidates
-            )
-            tolerance = RELATIVE_TOLERANCE * evaluation.energy_pj * criterion.per_pj
+            evaluated_value = self._value(criterion, plan)
+            tolerance = RELATIVE_TOLERANCE * plan.evaluation.energy_pj * criterion.per_pj
             if not math.isclose(evaluated_value, value, rel_tol=RELATIVE_TOLERANCE, abs_tol=tolerance):
                 raise AssertionError(
                     f"the search says {value!r} of a plan that the evaluator gives {evaluated_value!r}"
                 )
-        has_overrides = any(map(self.memory.size_overrides_bytes, label.candidates))
-        has_own_pools = query.only_gpu or any(c.uses_pim for c in label.candidates)
-        if (
-            query.counts_memory
-            and has_own_pools
-            and not has_overrides
-            and plan.memory_bytes != label.pool_bytes
-        ):
-            raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {plan.memory_bytes} B")
+        self._require_pool(label, query, plan.memory_bytes)
         return plan
 
-    def evaluate_solution(self, solution: Solution) -> EvaluatedPlan:
-        """Evaluate `solution`."""
+    def _require_pool(self, label: Label, query: SearchQuery, memory_bytes: int) -> None:
+        """Raise `AssertionError` unless the pool of the search has the bytes that `PlanMemory` counts."""
+        has_overrides = any(map(self.memory.size_overrides_bytes, label.candidates))
+        has_own_pools = query.only_gpu or any(c.uses_pim for c in label.candidates)
+        is_comparable = query.counts_memory and has_own_pools and not has_overrides
+        if is_comparable and memory_bytes != label.pool_bytes:
+            raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {memory_bytes} B")
+
+    def evaluate_plan(self, candidates: tuple[Candidate, ...]) -> EvaluatedPlan:
+        """The plan of `candidates`, evaluated."""
         return EvaluatedPlan(
-            solution=solution,
-            evaluation=evaluate(self.graph, solution.candidates, self.table, self.system),
-            memory_bytes=self.memory.pool_bytes(solution.candidates),
+            candidates=candidates,
+            evaluation=evaluate(self.graph, candidates, self.table, self.system),
+            memory_bytes=self.memory.pool_bytes(candidates),
         )
 
     def _exhaustive(self) -> EvaluatedPlan | None:
-        def rank(candidates: tuple[Candidate, ...], latency_ns: float, task_pj: float) -> Rank | None:
-            """The sort key of a plan; None if it exceeds a bound."""
-            plan = self.evaluate_solution(Solution(candidates=candidates))
-            return self.goal.rank(plan) if self.allows(plan) else None
-
-        candidates = solve_exhaustive(self.graph, self.table, rank, self.goal.search_seconds, self.progress)
-        if candidates is None:
+        covers = affordable_covers(self.graph, self.table, self.goal.search_seconds, self.progress)
+        best = min(filter(self.allows, map(self.evaluate_plan, covers)), key=self.goal.rank, default=None)
+        if best is None:
             return None
-        plan = self.evaluate_solution(Solution(candidates=candidates))
-        value = plan.memory_bytes if self.goal.objective == "memory" else self.goal.value(plan.evaluation)
-        return replace(plan, solution=Solution(candidates=candidates, value=value, bound=value))
+        value = best.memory_bytes if self.goal.objective == "memory" else self.goal.value(best.evaluation)
+        return replace(best, value=value, bound=value)
 
     def allows(self, plan: EvaluatedPlan) -> bool:
-        """Whether a plan keeps to all bounds."""
-        goal = self.goal
-        is_small = plan.memory_bytes <= (goal.max_memory_bytes or math.inf)
-        is_accurate = goal.max_error is None or plan.error <= goal.max_error + ROUNDING
-        return is_small and is_accurate and self._fits_channels(plan) and goal.allows(plan.evaluation)
+        """Whether a plan keeps to all bounds, and fits PIM's channels."""
+        return self.goal.allows(plan) and self._fits_channels(plan)
 
     def _fits_channels(self, plan: EvaluatedPlan) -> bool:
-        rows = bank_rows(self.system, plan.solution.candidates, plan.memory_bytes)
+        rows = bank_rows(self.system, plan.candidates, plan.memory_bytes)
         return rows <= self.system.pim.usable_rows
 
     def _min_product(self) -> EvaluatedPlan | None:
@@ -275,23 +270,25 @@ class PlanSearch:
         fastest, frugal = self.minimum(LATENCY), self.minimum(self.energy)
         if fastest is None or frugal is None:
             return None
-        min_ns, min_pj = fastest.solution.bound, frugal.solution.bound
-        plans = [fastest, frugal]
-        middle = self.energy_latency_sum(min(map(self.goal.rank, plans))[1] / min_ns**2)
-        plans += self._good_plans(middle)
-        best = min(plans, key=self.goal.rank)
+        min_ns, min_pj = fastest.bound, frugal.bound
+        memory_limit = self.goal.max_memory_bytes or math.inf
+        best = min(fastest, frugal, key=self.goal.rank)
+        middle = self.energy_latency_sum(self.goal.value(best.evaluation) / min_ns**2)
+        quick_query = replace(self._query((middle,), memory_limit), max_labels=GOOD_PLAN_LABELS)
+        if (good_plan := self._best_plan(quick_query)) and self._fits_channels(good_plan):
+            best = min(best, good_plan, key=self.goal.rank)
         product = self.goal.value(best.evaluation)
         weights = (min_pj**2 / product, product / min_ns**2)
         criteria = tuple(
             replace(
                 self.energy_latency_sum(per_ns),
-                upper_bound=max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
-                * (1 + ROUNDING),
+                upper_bound=with_rounding(
+                    max(per_ns * min_ns + product / min_ns, per_ns * product / min_pj + min_pj)
+                ),
             )
             for per_ns in weights
         )
-        query = self._query(criteria, max_memory_bytes=self.goal.max_memory_bytes or math.inf)
-        query = replace(query, front=True)
+        query = replace(self._query(criteria, memory_limit), front=True)
         if not self._fits_channels(best):
             query = self._with_capacity(query)
 
@@ -306,15 +303,14 @@ class PlanSearch:
             label = min(labels.plans, key=label_product, default=None)
             if label is not None and label_product(label) < product:
                 product = label_product(label)
-                best = self._certify(replace(best.solution, candidates=label.candidates), label, pool_query)
+                best = self._certify(label, pool_query)
             if labels.dropped_bound < INFINITE:
                 # Partial plans were dropped: of all plans with such a sum, the product is least at an end.
                 sum_pj = labels.dropped_bound
                 shortest_product = min_ns * (sum_pj - weights[0] * min_ns)
                 longest_product = (sum_pj - min_pj) / weights[0] * min_pj
                 bound = min(bound, max(min_ns * min_pj, min(shortest_product, longest_product)))
-        solution = Solution(candidates=best.solution.candidates, value=product, bound=min(bound, product))
-        return replace(best, solution=solution)
+        return replace(best, value=product, bound=min(bound, product))
 
     def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontPlan]:
         """Plans within the bounds, among them the Pareto front of latency and energy.
@@ -332,7 +328,7 @@ class PlanSearch:
         )
         criteria = tuple(
             replace(
-                criterion, upper_bound=max_value * (1 + ROUNDING), tolerance=tolerance * min_value / positions
+                criterion, upper_bound=with_rounding(max_value), tolerance=tolerance * min_value / positions
             )
             for criterion, min_value, max_value in ends
         )
@@ -340,21 +336,18 @@ class PlanSearch:
         query = replace(self._query(criteria, memory_limit), front=True)
         if not (self._fits_channels(fastest) and self._fits_channels(frugal)):
             query = self._with_capacity(query)
-        return [
-            FrontPlan(
-                candidates=label.candidates,
-                evaluate=functools.partial(self._front_plan, label, pool_query),
-                latency_ns=label.latency_ns,
-                energy_pj=label.values[1],
-                memory_bytes=self.memory.pool_bytes(label.candidates),
-            )
-            for pool_query in self._pool_queries(query)
-            for label in self._solve(pool_query).plans
-        ]
-
-    def _front_plan(self, label: Label, query: SearchQuery) -> EvaluatedPlan:
-        solution = Solution(candidates=label.candidates, value=label.latency_ns, bound=label.latency_ns)
-        return self._certify(solution, label, query)
+        front_plans = []
+        for pool_query in self._pool_queries(query):
+            for label in self._solve(pool_query).plans:
+                plan = FrontPlan(
+                    candidates=label.candidates,
+                    latency_ns=label.latency_ns,
+                    energy_pj=label.values[1],
+                    memory_bytes=self.memory.pool_bytes(label.candidates),
+                )
+                self._require_pool(label, pool_query, plan.memory_bytes)
+                front_plans.append(plan)
+        return front_plans
 
     def energy_latency_sum(self, per_ns: float) -> Criterion:
         """The criterion of energy plus `per_ns` times the latency."""

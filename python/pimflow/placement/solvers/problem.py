@@ -14,20 +14,19 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from pimflow.core.candidate import NO_COST, Candidate, CostTable, Task
+from pimflow.core.candidate import NO_COST, Candidate, CostTable, EdgeCost, Task
 from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.capacity import uses_plain_memory
 from pimflow.placement.solvers.plan_memory import PlanMemory
-from pimflow.placement.solvers.reads import ReadCost, Reads
 from pimflow.placement.solvers.tables import Tables
 from pimflow.placement.solvers.view_aliases import ViewAliases
 
 _problem = native.get("pimflow.placement.problem")
 
-ANY_MODE, PIM_MODE, PLAIN_MODE = range(3)  # of PIM's channels
+_MODES = (None, ChannelMode.PIM, ChannelMode.PLAIN_MEMORY)  # of PIM's channels, in the order of C++
 
 
 class PlacementProblem:
@@ -145,7 +144,8 @@ class PlacementProblem:
         end = index + len(representative.covers)
         is_dead_end = bool(representative.leaves_open) and self._aliases.begins_at(end)
         position = self._order[representative.covers[0]]
-        may_switch = self.table.switch.task is not None
+        modes = (representative.channel_mode, representative.final_channel_mode)
+        required_mode, final_mode = map(_MODES.index, modes if self.table.switch.task else (None, None))
         for candidate in group:
             self._append_candidate(tables, candidate)
         tables.append(
@@ -156,8 +156,8 @@ class PlacementProblem:
             requires_open=self._open_alternatives[representative.requires_open],
             leaves_open=self._open_alternatives[representative.leaves_open],
             layout=self._results[representative.covers[-1]][self._result(representative)],
-            required_mode=self._mode(may_switch, representative.channel_mode),
-            final_mode=self._mode(may_switch, representative.final_channel_mode),
+            required_mode=required_mode,
+            final_mode=final_mode,
             defers_epilogue=bool(representative.deferred_epilogue),
             keeps_submission_open=representative.keeps_submission_open,
             continues=continues and any(candidate.begins_on_pim for candidate in group),
@@ -182,80 +182,78 @@ class PlacementProblem:
 
     def _append_reading(self, tables: Tables, index: int, candidate: Candidate) -> None:
         """Append what `candidate` and all of its reading key read, from region number `index` on."""
-        reads = self._reads(candidate)
-        resource = reads.transform_resource(candidate.name)
-        is_first = self._order[candidate.covers[0]] == 0
-        previous = self.graph.regions[index - 1].name if index else ""
-        self._append_read_cost(tables, "input_cost", sum(reads.input_transforms.values(), _NO_TRANSFORM))
-        self._append_operands(tables, reads, index)
-        inner_addends = (self._order[name] for name in reads.addends.intersection(candidate.covers))
-        epilogues = (self.table.transition(name, candidate).task for name in reads.deferrable)
+        graph, last = self.graph, self.graph.region(candidate.covers[-1])
+        names = tuple(dict.fromkeys(plan_state.candidate_inputs(graph, candidate)))
+        results = set(plan_state.results_read(graph, candidate))
+        late = plan_state.late_inputs(graph, candidate, ())
+        addends = set(last.inputs[last.operands :]) if candidate.deferred_epilogue else set()
+        reads = defaultdict[str, list[str]](list)  # by region, it and its views that are read
+        for name in names:
+            if (source := self._aliases.source(name)) in self._order:
+                reads[source].append(name)
+        deferrable = sorted(name for name in reads if name in results and name in self._can_defer)
+        edges = self._append_input_copies(tables, candidate, names)
+        for region, read_names in reads.items():
+            tables.append(
+                "operand",
+                region=self._order[region],
+                order=names.index(read_names[0]),
+                is_late=late.issuperset(read_names),
+                is_result=not results.isdisjoint(read_names),
+                is_addend=region in addends,
+                deferred=deferrable.index(region) if region in deferrable else -1,
+                copy_outlives_source=self.memory.copy_bytes(region, index) > 0,
+            )
+            for placement, _ in self._results[region]:
+                read_edges = [self._result_transform(name, placement, candidate) for name in read_names]
+                self._append_read_cost(tables, "access", read_edges)
+                edges += read_edges
+        transform_resources = {edge.task.resource for edge in edges if edge.task}
+        if len(transform_resources) > 1:
+            raise AssertionError(f"transforms for '{candidate.name}' run on {sorted(transform_resources)}")
+        previous = graph.regions[index - 1].name if index else ""
+        epilogues = (self.table.transition(name, candidate).task for name in deferrable)
         tables.append(
             "reading",
-            reads_previous=is_first or self._aliases.reads_previous(index, reads.names),
-            previous_is_late=previous in reads.late,
-            transform_resource=self._resources[resource] if resource else -1,
+            reads_previous=self._order[candidate.covers[0]] == 0
+            or self._aliases.reads_previous(index, names),
+            previous_is_late=previous in late,
+            transform_resource=next((self._resources[name] for name in transform_resources), -1),
             operand_end=tables.count("operand"),
             transition_end=tables.append_numbers(
                 "reading_transition",
                 (-1 if task is None else self._transition_number(tables, task) for task in epilogues),
             ),
             input_copy_end=tables.count("input_copy"),
-            inner_addend_end=tables.append_numbers("inner_addend", sorted(inner_addends)),
+            inner_addend_end=tables.append_numbers(
+                "inner_addend", sorted(self._order[name] for name in addends.intersection(candidate.covers))
+            ),
         )
 
-    def _reads(self, candidate: Candidate) -> Reads:
-        """What a candidate reads, and what it costs to read it."""
-        names = tuple(dict.fromkeys(plan_state.candidate_inputs(self.graph, candidate)))
-        results = set(plan_state.results_read(self.graph, candidate))
-        regions = defaultdict[str, list[str]](list)
-        for name in names:
-            if (source := self._aliases.source(name)) in self._order:
-                regions[source].append(name)
-        last = self.graph.region(candidate.covers[-1])
-        return Reads(
-            names=names,
-            regions=regions,
-            results=results,
-            late=plan_state.late_inputs(self.graph, candidate, ()),
-            deferrable=sorted(name for name in regions if name in results and name in self._can_defer),
-            addends=set(last.inputs[last.operands :]) if candidate.deferred_epilogue else set(),
-            input_transforms={
-                name: self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
-                for name in names
-                if name.startswith("%")
-            },
-            result_transforms={
-                region: [
-                    sum((self._result_transform(name, place, candidate) for name in read), _NO_TRANSFORM)
-                    for place, _ in self._results[region]
-                ]
-                for region, read in regions.items()
-            },
-        )
-
-    def _append_operands(self, tables: Tables, reads: Reads, index: int) -> None:
-        for name, transform in reads.input_transforms.items():
-            if transform.is_copy:
-                size = self.memory.size_bytes(name)
-                tables.append("input_copy", order=reads.names.index(name), bytes=size)
-        for name, read_names in reads.regions.items():
-            tables.append(
-                "operand",
-                region=self._order[name],
-                order=reads.names.index(read_names[0]),
-                is_late=reads.late.issuperset(read_names),
-                is_result=not reads.results.isdisjoint(read_names),
-                is_addend=name in reads.addends,
-                deferred=reads.deferrable.index(name) if name in reads.deferrable else -1,
-                copy_outlives_source=self.memory.copy_bytes(name, index) > 0,
-            )
-            for transform in reads.result_transforms[name]:
-                self._append_read_cost(tables, "access", transform)
+    def _append_input_copies(
+        self, tables: Tables, candidate: Candidate, names: Sequence[str]
+    ) -> list[EdgeCost]:
+        """Append the cost of reading the network's inputs among `names`, and their copies."""
+        edges = []
+        for order, name in enumerate(names):
+            if name.startswith("%"):
+                edge = self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
+                edges.append(edge)
+                if edge.task and edge.task.launched:
+                    tables.append("input_copy", order=order, bytes=self.memory.size_bytes(name))
+        self._append_read_cost(tables, "input_cost", edges)
+        return edges
 
     @staticmethod
-    def _append_read_cost(tables: Tables, table: str, cost: ReadCost) -> None:
-        tables.append(table, is_possible=cost.is_possible, is_copied=cost.is_copy, ns=cost.ns, pj=cost.pj)
+    def _append_read_cost(tables: Tables, table: str, edges: Sequence[EdgeCost]) -> None:
+        tasks = [edge.task for edge in edges if edge.task]
+        tables.append(
+            table,
+            is_possible=all(edge.possible for edge in edges),
+            is_copied=any(task.launched for task in tasks),
+            ns=sum(task.duration_ns for task in tasks),
+            pj=sum(task.energy_pj for task in tasks),
+        )
 
     def _append_candidate(self, tables: Tables, candidate: Candidate) -> None:
         self.candidates.append(candidate)
@@ -300,24 +298,19 @@ class PlacementProblem:
         """The plan with the candidates of these numbers, in order."""
         return self._aliases.with_views([self.candidates[number] for number in numbers])
 
-    def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> ReadCost:
+    def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> EdgeCost:
         """The transform for `reader` of a result, or a view of it, if the result lies at `placement`."""
         actual = self._aliases.placement(name, placement)
-        return ReadCost(is_possible=False) if actual is None else self._transform(name, actual, reader)
+        return EdgeCost(possible=False) if actual is None else self._transform(name, actual, reader)
 
-    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> ReadCost:
+    def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> EdgeCost:
         if not self.table.transforms or placement == reader.input:
-            return _NO_TRANSFORM
+            return NO_COST
         edge = self.table.transform(tensor, placement, reader.input)
-        return _NO_TRANSFORM if edge is NO_COST else ReadCost.from_edge(edge)
-
-    @staticmethod
-    def _mode(may_switch: bool, mode: ChannelMode | None) -> int:
-        if mode is None or not may_switch:
-            return ANY_MODE
-        return PLAIN_MODE if mode is ChannelMode.PLAIN_MEMORY else PIM_MODE
+        if edge.task is not None and edge.task.also:
+            raise AssertionError(f"transform {edge.task.label} holds several resources")
+        return edge
 
 
-_NO_TRANSFORM = ReadCost()
 _Result = tuple[TensorPlacement, int | None]
 _SETS = tuple(ChannelSet)  # in the order of C++

@@ -47,7 +47,6 @@ void LabelSearch::PrepareBounds() {
   expansions_.resize(groups);
   PrepareGroupBounds(groups);
   PrepareResourceUses();
-  if (pools_) PrepareFuturePeaks();
   delays_.resize(live_.shapes());
   tail_bounds_.assign(criteria_, std::vector<double>(live_.shapes(), -1));
   for (int n = positions_ - 1; n >= 0; --n) {  // from the last on: the recursion stays flat
@@ -197,62 +196,6 @@ void LabelSearch::SetLoadBounds(const Group& group, Expansion& expansion) const 
   for (int k = 0; k < criteria_; ++k) {
     for (int m : segment.mixes[k]) expansion.load_bounds.push_back(LoadBound(expansion, k, mixes_[m]));
   }
-}
-
-/*! \brief By position, upper bounds of the later peaks in each set of channels, whatever the layouts of results. */
-void LabelSearch::PrepareFuturePeaks() {
-  std::vector<int> live_ends;  // by region, until when it may be live: a deferred epilogue may add it late
-  for (const Region& region : problem_.regions) live_ends.push_back(region.live_end);
-  for (const auto& groups : problem_.groups) {
-    for (const Group& group : groups) {
-      const auto& readers = problem_.regions[group.end - 1].readers;
-      if (!group.defers_epilogue || readers.empty()) continue;
-      for (const Operand& operand : group.reading->operands) {
-        int& end = live_ends[operand.region];
-        if (operand.access.addend >= 0) end = std::max(end, readers.front() + 1);
-      }
-      for (int n : group.reading->inner_addends) live_ends[n] = std::max(live_ends[n], readers.front() + 1);
-    }
-  }
-  future_peaks_.assign(positions_ + 1, {});
-  for (int p = positions_ - 1; p >= 0; --p) {
-    auto& peaks = future_peaks_[p] = future_peaks_[p + 1];
-    for (const Group& group : problem_.groups[p]) {
-      std::array<double, kChannelSets> live_bytes{};
-      const auto add_live = [&](int n, double times_tensor) {
-        const Region& region = problem_.regions[n];
-        std::array<double, kChannelSets> max_value{};
-        for (size_t l = 0; l < region.layouts.size(); ++l) {
-          double& set = max_value[query_.only_gpu ? 0 : region.layouts[l].set];
-          set = std::max(set, region.layouts[l].bytes + times_tensor * region.tensor_bytes);
-        }
-        for (int set = 0; set < kChannelSets; ++set) live_bytes[set] += max_value[set];
-      };
-      for (int n = 0; n < group.end; ++n) {  // a partial sum, or a result that is finished for others too
-        if (live_ends[n] > group.begin) add_live(n, problem_.regions[n].can_defer ? 2 : 0);
-      }
-      for (const Operand& operand : group.reading->operands) add_live(operand.region, 1);  // as much as its copy
-      for (const InputCopy& copy : group.reading->input_copies) live_bytes[0] += copy.bytes;
-      double buffer_bytes = 0;
-      for (int candidate : group.candidates) {
-        for (const AllocationStep& step : problem_.candidates[candidate].allocation_steps) {
-          buffer_bytes = std::max(buffer_bytes, double(step.buffer_bytes));
-        }
-      }
-      live_bytes[query_.only_gpu ? 0 : problem_.regions[group.end - 1].layouts[group.layout].set] += buffer_bytes;
-      for (int set = 0; set < kChannelSets; ++set) peaks[set] = std::max(peaks[set], live_bytes[set]);
-    }
-  }
-}
-
-/*! \brief Whether every plan with these peaks keeps to the bound on memory, whatever follows. */
-bool LabelSearch::FitsAnyFuture(int position, const double* peaks) const {
-  if (query_.minimises_memory || has_capacity_) return false;
-  double pool_bytes = 0;
-  for (int set = 0; set < kChannelSets; ++set) {
-    pool_bytes += std::max(peaks[set], future_peaks_[position][set]);
-  }
-  return pool_bytes <= query_.max_memory_bytes;
 }
 
 void LabelSearch::MarkUses(const Task& task, std::vector<char>& uses) const {

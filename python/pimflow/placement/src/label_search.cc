@@ -67,7 +67,6 @@ const LabelSearch::Expansion& LabelSearch::FindExpansion(const Group& group, con
     expanded.min_ns = Execute(expanded.tasks, 0, free_ns.data(), launches_ns.data());
     expansion.candidates.push_back(std::move(expanded));
   }
-  if (!problem_.launches_ahead) DropDominatedCandidates(expansion.candidates);
   for (const ExpandedCandidate& e : expansion.candidates) {
     for (int k = 0; k < criteria_; ++k) {
       double& lower_bound = expansion.lower_bounds[k];
@@ -90,54 +89,6 @@ uint32_t LabelSearch::NextFlags(const Group& group, uint32_t flags) const {
 PredecessorState LabelSearch::MakePredecessorState(const Group& group, uint32_t flags, uint32_t deferred) const {
   const bool switches = group.required_mode && (group.required_mode == 2) != bool(flags & kPlainMemoryMode);
   return {deferred, group.continues && flags & kOpenSubmission, switches, false};
-}
-
-/*!
- * \brief Drop dominated candidates: another is as good in its delays from the begin and from each resource to each
- *   resource and to the end, in all sums, and in memory.
- */
-void LabelSearch::DropDominatedCandidates(std::vector<ExpandedCandidate>& expanded) const {
-  const auto delays = [&](const ExpandedCandidate& e) {
-    std::vector<double> all, free_ns(resources_);
-    for (int source = -1; source < resources_; ++source) {
-      std::fill(free_ns.begin(), free_ns.end(), kNever);
-      if (source >= 0) free_ns[source] = 0;
-      all.push_back(Execute(e.tasks, source < 0 ? 0 : kNever, free_ns.data(), nullptr));
-      all.insert(all.end(), free_ns.begin(), free_ns.end());
-    }
-    return all;
-  };
-  const auto needs_less_memory = [&](const Candidate& a, const Candidate& b) {
-    if (a.allocation_steps.size() != b.allocation_steps.size() || a.plain_memory > b.plain_memory) return false;
-    for (size_t i = 0; i < a.allocation_steps.size(); ++i) {
-      const AllocationStep &x = a.allocation_steps[i], &y = b.allocation_steps[i];
-      if (x.buffer_bytes > y.buffer_bytes || x.reads > y.reads || x.writes > y.writes) return false;
-    }
-    return true;
-  };
-  const auto is_as_good = [&](const ExpandedCandidate& a, const std::vector<double>& x, const ExpandedCandidate& b,
-                              const std::vector<double>& y) {
-    double later_ns = 0;
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (IsTime(x[i])) later_ns = std::max(later_ns, IsTime(y[i]) ? x[i] - y[i] : kInfinite);
-    }
-    for (int k = 0; k < criteria_; ++k) {
-      const double per_ns = query_.criteria[k].per_ns;
-      if ((per_ns ? per_ns * later_ns : 0) + a.sums[k] - b.sums[k] > 0) return false;
-    }
-    return !pools_ || needs_less_memory(problem_.candidates[a.candidate], problem_.candidates[b.candidate]);
-  };
-  std::vector<std::pair<ExpandedCandidate, std::vector<double>>> best;
-  for (ExpandedCandidate& e : expanded) {
-    const std::vector<double> candidate_delays = delays(e);
-    const auto dominates = [&](const auto& b) { return is_as_good(b.first, b.second, e, candidate_delays); };
-    if (std::any_of(best.begin(), best.end(), dominates)) continue;
-    const auto is_dominated = [&](const auto& b) { return is_as_good(e, candidate_delays, b.first, b.second); };
-    best.erase(std::remove_if(best.begin(), best.end(), is_dominated), best.end());
-    best.emplace_back(std::move(e), candidate_delays);
-  }
-  expanded.clear();
-  for (auto& b : best) expanded.push_back(std::move(b.first));
 }
 
 // ---- Rows: [resources free, end of unread results, slots ready, launches hidden (twice), peaks, sums]
@@ -244,7 +195,7 @@ bool LabelSearch::Dominates(const Bucket& bucket, const double* x, const double*
       return false;
     }
   }
-  if (pools_ && sums_pools_ && !FitsAnyFuture(bucket.position, x_sums - pools_)) {
+  if (pools_ && sums_pools_) {
     for (int m = 1; m <= pools_; ++m) {
       if (x_sums[-m] > y_sums[-m]) return false;
     }

@@ -196,7 +196,6 @@ class LabelSearch {
   void PrepareBounds();
   void PrepareGroupBounds(int groups);
   void PrepareResourceUses();
-  void PrepareFuturePeaks();
   void MakeSegments();
   void MakeMixes(std::vector<int>& parts, int resource, int parts_left);
   void PrepareSegment(int s);
@@ -215,7 +214,6 @@ class LabelSearch {
   double TailBound(int shape, int k);
   double LoadBound(const Expansion& expansion, int k, const std::vector<double>& mix) const;
   void SetLoadBounds(const Group& group, Expansion& expansion) const;
-  bool FitsAnyFuture(int position, const double* peaks) const;
   int Horizon(int position) const;                             // lookahead.cc
   std::vector<GroupClass>& FindClasses(int position);
   const GroupClass::Bounds& FindClassBounds(GroupClass& group_class, uint32_t flags, uint32_t deferred);
@@ -238,7 +236,6 @@ class LabelSearch {
 
   void AddSums(ExpandedCandidate& expanded) const;
   const Expansion& FindExpansion(const Group& group, const PredecessorState& predecessor);
-  void DropDominatedCandidates(std::vector<ExpandedCandidate>& expanded) const;
   Bucket& FindBucket(int position, const Key& key);
   void MakeRaiseRules(int position, const Bucket& bucket, std::vector<RaiseRule>& raise_rules);
   void RaiseTimes(const Bucket& bucket, double* row) const;
@@ -306,7 +303,6 @@ class LabelSearch {
   std::vector<std::map<std::vector<int>, std::vector<RaiseRule>>> raise_rules_;  // by position and shapes of a bucket
   std::vector<size_t> added_labels_;  // by position, labels at the last count and offers since
   std::vector<Trace> traces_;
-  std::vector<PoolBytes> future_peaks_;             // by position, upper bounds of all later peaks
   std::vector<double> row_;
   std::vector<std::pair<ResultId, int>> next_slots_;  // while a transition is made
   std::vector<std::pair<int, ResultId>> restricted_reads_;

@@ -78,8 +78,6 @@ class Stages:
 
         Parameters
         ----------
-        terms : callable
-            Gives a term, from the indices of a sum.
         over : sequence of IterVar
             Reduction axes, outermost first.
         axes : (int, int)

@@ -34,12 +34,6 @@ class GraphExecutorFactoryModule:
 
     Attributes
     ----------
-    module : Module
-        The module that `export_library` writes.
-    ir_mod : IRModule
-        The original module with bound parameters.
-    plan : Plan or None
-        The plan; None for a target without PIM.
     kernels : CudaKernels
         CUDA source of the GPU part, if any, and whether it was compiled.
     programs : dict of str to PimProgram

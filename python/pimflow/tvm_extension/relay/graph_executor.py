@@ -96,8 +96,6 @@ class GraphModule:
 
         Parameters
         ----------
-        repeat, number : int
-            Number of measurements, and number of inferences that each averages.
         min_repeat_ms : int, optional
             Minimum duration of a measurement: `number` grows until it is reached.
         end_to_end : bool

@@ -78,10 +78,6 @@ class ExpandedNode:
 
     Attributes
     ----------
-    builder : NodeBuilder
-        Takes the nodes that replace it.
-    weights : mapping of str to TensorProto
-        Constants of the network, by name.
     shapes : mapping of str to list of int
         Shapes of tensors, where they are known; sizes that are open are 0.
     kinds : mapping of str to int

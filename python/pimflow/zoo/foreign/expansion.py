@@ -82,15 +82,8 @@ _NUMBERS = {"value_float": "float32", "value_floats": "float32", "value_int": "i
 _BY_SHAPE = {
     *("ArrayFeatureExtractor", "Attention", "Col2Im", "CumProd", "DeformConv", "DequantizeLinear", "Det"),
     *("DFT", "EyeLike", "FusedMatMul", "LayerNormalization", "LpPool", "MaxPool", "MaxUnpool", "OneHot"),
-    *(
-        "QAttention",
-        "QuantizeLinear",
-        "ReduceLogSumExp",
-        "ReverseSequence",
-        "RMSNormalization",
-        "SpaceToDepth",
-        "STFT",
-    ),
+    *("QAttention", "QuantizeLinear", "ReduceLogSumExp", "ReverseSequence", "RMSNormalization"),
+    *("SpaceToDepth", "STFT"),
     *("MatMulInteger16", "TensorScatter", "TfIdfVectorizer", "TransposeMatMul", "UnfoldTensor"),
 }
 
@@ -122,12 +115,8 @@ def expand(
     ----------
     model : ModelProto
         With or without its weights.
-    weights : mapping of str to TensorProto
-        All weights by name.
     expansions : mapping of (str, str) to callable
         By domain and operator.
-    is_chosen : callable
-        Whether a node is replaced.
 
     Raises
     ------

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from pimflow.zoo.foreign.builder import ExpandedNode, NodeBuilder
+from pimflow.zoo.foreign.builder import ExpandedNode
 
 MICROSOFT = "com.microsoft"
 
@@ -116,11 +116,9 @@ def fused_mat_mul(node: ExpandedNode) -> None:
         if swaps:
             axes[-2:] = axes[-2:][::-1]
         operands[index] = node.builder.move_axes(operands[index], axes)
-    node.bind(_scale(node.builder, node.builder.emit("MatMul", operands), node.attrs.get("alpha", 1.0)))
-
-
-def _scale(builder: NodeBuilder, x: str, factor: float) -> str:
-    return x if factor == 1 else builder.emit("Mul", [x, builder.scalar(factor)])
+    builder, factor = node.builder, node.attrs.get("alpha", 1.0)
+    product = builder.emit("MatMul", operands)
+    node.bind(product if factor == 1 else builder.emit("Mul", [product, builder.scalar(factor)]))
 
 
 def fused_conv(node: ExpandedNode) -> None:

@@ -21,8 +21,6 @@ class ChatTemplate:
 
     Parameters
     ----------
-    source, where : str
-        The template; the file that has it.
     tokens : mapping of str to str
         Texts of special tokens by their names in templates, such as ``bos_token``.
     """

@@ -68,8 +68,6 @@ class Decoder:
         Whether each head has a score that no key stands for: softmax goes over it, too (arXiv 2309.17453).
     biases : frozenset of str
         Products that have a bias, of `BLOCK_PRODUCTS` and ``head``.
-    embedding_norm : bool
-        Whether embedded tokens have a norm.
     input_norms, result_norms : bool
         Whether attention and feed-forward have a norm before them; and one after them, before the residual.
     query_norm : str
@@ -105,8 +103,6 @@ class Decoder:
         the cache, with one scale a token and head; empty if they are of the device's type.
     text : str
         Tokenizer: ``bytes``, or empty if the zoo has none.
-    source : str
-        Source of these sizes.
     """
 
     name: str

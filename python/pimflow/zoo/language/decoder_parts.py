@@ -71,8 +71,6 @@ class LatentAttention:
     ----------
     rank : int
         Size of the latent vector.
-    value_size : int
-        Size of a value of a head.
     query_rank : int
         Size of a vector between the hidden state and the queries; 0 if there is none.
     """

@@ -18,15 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFile:
-    """The header of a file; unlike the library's reader, it does not hold hundreds of megabytes of arrays.
-
-    Attributes
-    ----------
-    fields : dict of str to object
-        Table of metadata.
-    tensors : dict of str to GgufTensor
-        By name in the file.
-    """
+    """The header of a file; unlike the library's reader, it does not hold hundreds of megabytes of arrays."""
 
     path: Path
     fields: dict[str, Any]

@@ -27,10 +27,6 @@ def step_graph(decoder: Decoder, context: int, *, tokens: int = 1, batch: int = 
     ----------
     context : int
         Tokens that the last token of the step attends to: ``context - tokens`` in the cache, and the step's.
-    tokens : int
-        Tokens of the step: 1 to decode.
-    batch : int
-        Number of sequences.
 
     Returns
     -------
@@ -66,18 +62,6 @@ def head_graph(decoder: Decoder, *, tokens: int = 1, batch: int = 1) -> onnx.Mod
     hidden = graph.input(HIDDEN, (batch, tokens, decoder.hidden), TensorProto.FLOAT)
     outputs = {"logits": (_logits(graph, hidden), (batch, tokens, decoder.vocabulary))}
     return graph.model(f"{decoder.name} head", outputs)
-
-
-def product_graph(decoder: Decoder, product: str, *, tokens: int = 1) -> onnx.ModelProto:
-    """The graph of one product with weights of the first block, such as ``up``, without its bias.
-
-    From ``inputs_embeds`` [tokens, inputs] to ``hidden_states`` [tokens, outputs].
-    """
-    graph, name = GraphBuilder(decoder, tokens, tokens, 1), f"layers.0.{product}"
-    inputs, outputs = graph.shapes[f"{name}.weight"]
-    source = graph.input(HIDDEN, (tokens, inputs), TensorProto.FLOAT)
-    result = graph.node("MatMul", name, [source, graph.weight(f"{name}.weight")])
-    return graph.model(f"{decoder.name} {product}", {"hidden_states": (result, (tokens, outputs))})
 
 
 def zoo_graph(decoder: Decoder, context: int | None = None) -> onnx.ModelProto:

@@ -131,8 +131,6 @@ class _Place:
     ----------
     tensors : tuple of str
         Its tensor; of experts that are not joined, one for each.
-    shape : tuple of int
-        The shape of each of them.
     outputs : ndarray or slice
         Which of the outputs that a tensor has are those of the weight.
     inputs_first : bool

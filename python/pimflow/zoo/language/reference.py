@@ -20,8 +20,6 @@ class ReferenceDecoder:
     ----------
     weights : mapping of str to ndarray
         By name, of the shapes in `Decoder.weights`; converted to `dtype`.
-    dtype : type
-        Type of all computations.
     """
 
     def __init__(self, decoder: Decoder, weights: Mapping[str, np.ndarray], dtype: type = np.float32) -> None:

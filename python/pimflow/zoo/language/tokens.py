@@ -21,13 +21,7 @@ class Tokenizer(Protocol):
 
 
 class TokenText:
-    """Incremental decoder of tokens to text; invalid UTF-8 becomes a replacement character.
-
-    Parameters
-    ----------
-    spelled : sequence of bytes
-        Bytes of each token.
-    """
+    """Incremental decoder of tokens to text; invalid UTF-8 becomes a replacement character."""
 
     def __init__(self, spelled: Sequence[bytes]) -> None:
         self._spelled, self._decoder = spelled, codecs.getincrementaldecoder("utf-8")("replace")
@@ -44,8 +38,6 @@ class LibraryTokens:
     ----------
     tokenizer : Tokenizer
         Of the library; it may put tokens around a text by itself.
-    spelled : sequence of bytes
-        Bytes of each token.
     begin : int, optional
         The token before a text, if the tokenizer puts none there.
     """

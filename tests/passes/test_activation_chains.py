@@ -22,14 +22,8 @@ from pimflow.fusion.kernels.generator import ON_STACK_BYTES
 from pimflow.fusion.kernels.tile_groups import TileGroups
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import target_by_name
-from pimflow.relay_passes.flat import (
-    LAYER_ROLES,
-    fused_runs,
-    layer_name,
-    main_bindings,
-    operator,
-)
-from pimflow.relay_passes.kernels.fuse_groups import FuseGroups, activation_chains, region_runs, whole_chains
+from pimflow.relay_passes.flat import LAYER_ROLES, layer_name, main_bindings, operator
+from pimflow.relay_passes.kernels.activation_chains import activation_chains, chain_regions, region_runs
 from pimflow.relay_passes.kernels.outline_groups import OutlineGroups
 from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.lift_workspaces import WORKSPACES, LiftWorkspaces
@@ -72,8 +66,7 @@ def chains(draw) -> tvm.IRModule:
 @given(mod=chains())
 @settings(max_examples=examples(6), deadline=None)
 def test_one_kernel_gives_the_same(mod):
-    runs = whole_run(mod)
-    together = FuseGroups(runs)(mod)
+    together = fuse_whole(mod)
     assert len(kernel_groups(together)) == 1
     (kernel,) = kernels(lower_kernels(together)).values()
     assert kernel.attrs["tirx.is_scheduled"]
@@ -82,11 +75,15 @@ def test_one_kernel_gives_the_same(mod):
     assert_alike(mod, together)
 
 
-def whole_run(mod: tvm.IRModule) -> list[list[str]]:
-    """The runs of a network: all of it is one."""
-    runs = activation_chains(mod)
-    assert runs == [[layer_name(mod, b.var) for b in main_bindings(mod)]]
-    return runs
+def fuse(mod: tvm.IRModule) -> tvm.IRModule:
+    """The network with every run as a function."""
+    return OutlineGroups(dict.fromkeys(chain_regions(mod), ""))(mod)
+
+
+def fuse_whole(mod: tvm.IRModule) -> tvm.IRModule:
+    """A network that is one run, as a function."""
+    assert activation_chains(mod) == [[layer_name(mod, b.var) for b in main_bindings(mod)]]
+    return fuse(mod)
 
 
 def assert_alike(mod: tvm.IRModule, together: tvm.IRModule) -> None:
@@ -101,7 +98,7 @@ def assert_alike(mod: tvm.IRModule, together: tvm.IRModule) -> None:
 def test_any_activation_is_in_the_kernel(activation):
     """Of a count of channels that fills no vector."""
     mod = fused_chain((1, 3, 5, 3), 17, 4, activation=activation)
-    together = FuseGroups(whole_run(mod))(mod)
+    together = fuse_whole(mod)
     assert len(kernel_groups(together)) == 1
     assert_alike(mod, together)
 
@@ -142,7 +139,7 @@ def allocation_bytes(func: tvm.tirx.PrimFunc) -> list[int]:
 def test_tensors_between_are_gone(pool, outputs):
     """What a kernel holds beside its operands is little of the tensor that it does not hold."""
     mod = fused_chain((1, 112, 112, 6), 64, outputs, pool=pool)
-    (kernel,) = kernels(lower_kernels(FuseGroups(activation_chains(mod))(mod))).values()
+    (kernel,) = kernels(lower_kernels(fuse(mod))).values()
     assert WORKSPACES not in kernel.attrs
     assert sum(allocation_bytes(kernel)) * 32 < 4 * 112 * 112 * 64
 
@@ -249,7 +246,7 @@ def test_a_restored_residual_is_inside_its_run(extents, **options):
     by_chunks = OutlineGroups({region_runs(mod)[0]: "tiles 1x2x1 by 8 channels"})(mod)
     with mock.patch.object(pipeline, "TileGroups", functools.partial(TileGroups, as_planned=True)):
         results = [ran(by_chunks, *arrays)]
-    together = FuseGroups([run])(mod)
+    together = fuse(mod)
     assert len(kernels(lower_kernels(together))) == 1
     for result in (*results, ran(together, *arrays)):
         assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -258,7 +255,7 @@ def test_a_restored_residual_is_inside_its_run(extents, **options):
 @pytest.mark.parametrize("first", [True, False])
 def test_neither_map_of_a_sum_is_there_in_full(first):
     mod = restored_residual(1, 56, 56, channels=64, pool=True, first=first)
-    (kernel,) = kernels(lower_kernels(FuseGroups(activation_chains(mod))(mod))).values()
+    (kernel,) = kernels(lower_kernels(fuse(mod))).values()
     assert WORKSPACES not in kernel.attrs
     assert sum(allocation_bytes(kernel)) * 8 < 4 * 56 * 56 * 64
 
@@ -304,8 +301,8 @@ def window_of_a_part(emit, _, y):
 def test_a_result_lies_over_an_operand_that_has_its_tiles(network, count):
     """A tile with a halo reads elements that another tile has stored."""
     mod = roles_of(network, (1, 40, 40, 8), (1, 40, 40, 4))
-    together = FuseGroups(whole_chains(mod) if count else [["lconv", "fconv"]])(mod)
-    assert len(fused_runs(together)) == 1
+    together = fuse(mod) if count else OutlineGroups({("lconv", "fconv"): ""})(mod)
+    assert len(kernel_groups(together)) == 2
     lowered = pipeline.allocate(together, CPU, system())
     tiled = [gv for gv in buffers(lowered).kernels_in_place if gv.name_hint.startswith("tiled")]
     assert len(tiled) == count
@@ -333,14 +330,6 @@ def test_a_run_ends_at_its_pooling_where_more_is_read(network):
     assert chains_of(network) == [["lconv", "pool1"]]
 
 
-def test_a_run_whose_inside_is_read_is_no_kernel():
-    mod = relax.transform.CanonicalizeBindings()(graph(read_twice, (1, 8, 8, 8)))
-    assert FuseGroups([["lconv", "act", "fconv"]])(mod).same_as(mod)
-
-
 def test_fusing_runs_twice_changes_nothing():
-    mod = fused_chain((1, 8, 8, 4), 32, 4)
-    runs = activation_chains(mod)
-    once = FuseGroups(runs)(mod)
-    assert fused_runs(once) == runs and activation_chains(once) == []
-    assert FuseGroups(runs)(once).same_as(once)
+    once = fuse_whole(fused_chain((1, 8, 8, 4), 32, 4))
+    assert activation_chains(once) == [] and fuse(once).same_as(once)

@@ -1,4 +1,4 @@
-"""Runs of layers as one kernel, without whole tensors stored between the layers."""
+"""Runs of layers that may be one kernel, without whole tensors stored between the layers."""
 
 from __future__ import annotations
 
@@ -12,68 +12,13 @@ from pimflow.relay_passes.flat import (
     LAYER_NAMES,
     LAYER_ROLES,
     cached_by_module,
-    fused_runs,
-    layer_name,
     main_bindings,
     operator,
-    rebuild,
     shape,
     use_counts,
-    with_fused_runs,
 )
-from pimflow.relay_passes.kernels.outline_groups import group_function
 from pimflow.relay_passes.operators import BINARY, POOL, UNARY
 from pimflow.relay_passes.regions.extract_regions import region_groups
-
-
-@tvm.transform.module_pass(opt_level=0, name="FuseGroups")
-class FuseGroups:
-    """Outline runs of layers as functions, each of which will be one kernel with tiles for the target.
-
-    Parameters
-    ----------
-    runs : sequence of sequence of str
-        Names of layers in execution order. A run stays unfused if others read a layer other than its last.
-
-    Rewrite: ``y = fconv(relu(lconv(x))) -> y = tiled_y(x)``, as in `OutlineGroups`; the attribute
-    `flat.FUSED` of ``main`` names the layers.
-    Preserves: values exactly, names of the other layers.
-    """
-
-    def __init__(self, runs: Sequence[Sequence[str]]):
-        self.runs = runs
-
-    def transform_module(self, mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """`mod` after the pass."""
-        graph = RunGraph.from_module(mod)
-        layer_bindings = {layer_name(mod, b.var): b for b in main_bindings(mod)}
-        runs = [
-            list(run) for run in self.runs if graph.is_isolated([layer_bindings.get(layer) for layer in run])
-        ]
-        if not runs:
-            return mod
-        last = {layer_bindings[run[-1]].var: [layer_bindings[layer] for layer in run] for run in runs}
-
-        def rewrite(builder: relax.BlockBuilder, var: relax.Var, _: relax.Expr) -> relax.Expr | None:
-            """The new value of `var`; None if `value` stays."""
-            if var not in last:
-                return None
-            operands, function = group_function(_split_at_anchors(last[var]), "")
-            callee = builder.add_func(function, f"tiled_{var.name}")
-            return relax.Call(callee, [var_remap.get(operand, operand) for operand in operands])
-
-        earlier_runs, var_remap = fused_runs(mod), dict[relax.Var, relax.Var]()
-        return with_fused_runs(rebuild(mod, rewrite, var_remap), earlier_runs + runs)
-
-
-def _split_at_anchors(run: Sequence[relax.VarBinding]) -> list[list[relax.VarBinding]]:
-    """The layers of a run, each with the elementwise operators behind it."""
-    layers: list[list[relax.VarBinding]] = []
-    for binding in run:
-        if not layers or operator(binding.value) in ("nn.conv2d", *POOL):
-            layers.append([])
-        layers[-1].append(binding)
-    return layers
 
 
 def activation_chains(mod: tvm.IRModule) -> list[list[str]]:
@@ -108,19 +53,6 @@ def chain_regions(mod: tvm.IRModule, *, views: bool = True) -> list[tuple[str, .
     such as the flattening behind a pooling. A region with other operators is in no run: a group has no
     formula for them.
     """
-    return [regions for _, regions, _ in _runs_of_regions(mod, views)]
-
-
-def whole_chains(mod: tvm.IRModule, *, views: bool = True) -> list[list[str]]:
-    """`activation_chains`, each with the further operators of its last region if it consists of regions."""
-    further_by_chain = {tuple(chain): further for chain, _, further in _runs_of_regions(mod, views)}
-    return [[*chain, *further_by_chain.get(tuple(chain), ())] for chain in activation_chains(mod)]
-
-
-def _runs_of_regions(
-    mod: tvm.IRModule, views: bool
-) -> list[tuple[list[str], tuple[str, ...], tuple[str, ...]]]:
-    """Chains of `activation_chains`, the regions of each, and the layers of the last region behind it."""
     groups, layers = region_groups(mod, views=views), LAYER_NAMES.read(mod)
 
     def layer(binding: relax.VarBinding) -> str:
@@ -141,7 +73,7 @@ def _runs_of_regions(
             and all(map(_is_by_pixel, by_pixel))
         )
         if names[0] == chain[0] and (not rest or goes_on):
-            runs.append((chain, names, tuple(map(layer, rest))))
+            runs.append(names)
     return runs
 
 
@@ -172,8 +104,6 @@ class RunGraph:
     ----------
     bindings, names, roles : dict
         Binding and layer name of each variable; role of each layer that has one.
-    operands, readers : dict
-        The variables that each variable's binding reads, and the bindings that read it.
     counts : dict
         How many bindings read each variable; the result of ``main`` counts as one.
     order : dict

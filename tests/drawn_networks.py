@@ -1,7 +1,5 @@
 """Small networks of random layers, in any order, as ONNX."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 
@@ -34,23 +32,34 @@ class Graph:
         scale = math.prod(dims[1:]) ** -0.5
         return self.constant((self.values.standard_normal(dims) * scale).astype(np.float32))
 
-    def add(self, kind: str, operands: list[str], dims: Shape, **attributes: object) -> str:
-        """A node `kind` of these operands, whose result has the shape `dims`."""
-        name = f"{kind.lower()}_{len(self.nodes)}"
+    def add(self, kind: str, operands: list[str], dims: Shape, name: str = "", **attributes: object) -> str:
+        """A node `kind` of these operands, whose result has the shape `dims` and the node's name."""
+        name = name or f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, operands, [name], name=name, **attributes))
         self.shapes[name] = tuple(dims)
         return name
 
-    def conv(self, x: str, channels: int, kernel: int = 1, *, stride=1, groups=1, bias=True) -> str:
+    def conv(
+        self, x: str, channels: int, kernel: int = 1, *, stride=1, groups=1, bias=True, name: str = ""
+    ) -> str:
         n, c, h, w = self.shapes[x]
         operands = [x, self.weight(channels, c // groups, kernel, kernel)]
         operands += [self._bias(channels)] if bias else []
         pads = [kernel // 2] * 4
         size = [(extent + 2 * pads[0] - kernel) // stride + 1 for extent in (h, w)]
-        return self.add("Conv", operands, (n, channels, *size), strides=[stride] * 2, pads=pads, group=groups)
+        attributes = {"strides": [stride] * 2, "pads": pads, "group": groups}
+        return self.add("Conv", operands, (n, channels, *size), name, **attributes)
 
     def _bias(self, channels: int) -> str:
         return self.constant(self.values.standard_normal(channels).astype(np.float32))
+
+    def relu(self, x: str) -> str:
+        return self.add("Relu", [x], self.shapes[x])
+
+    def concat(self, *parts: str, axis: int = 1) -> str:
+        dims = self.shapes[parts[0]]
+        joined = sum(self.shapes[part][axis] for part in parts)
+        return self.add("Concat", [*parts], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
 
     def product(self, x: str, columns: int, *, bias: bool = False) -> str:
         *outer, inner = self.shapes[x]
@@ -80,7 +89,8 @@ class Graph:
         gate = self.add("Div", [self.add("Clip", [shifted, *ends], dims), ends[1]], dims)
         return self.add("Mul", [x, gate], dims)
 
-    def attention(self, x: str, heads: int) -> str:
+    def attention(self, x: str, heads: int, places: str = "") -> str:
+        """Of `x` over itself and added to it; `places` is added to the scores."""
         n, length, width = self.shapes[x]
         size = width // heads
 
@@ -92,17 +102,22 @@ class Graph:
         scores = (n, heads, length, length)
         y = self.add("MatMul", [queries, keys], scores)
         y = self.add("Mul", [y, self.constant(np.float32(size**-0.5))], scores)
+        y = self.add("Add", [y, places], scores) if places else y
         y = self.add("Softmax", [y], scores, axis=-1)
         y = self.add("MatMul", [y, values], (n, heads, length, size))
         y = self.reshape(self.transpose(y, 0, 2, 1, 3), n, length, width)
         return self.add("Add", [self.product(y, width), x], (n, length, width))
 
+    def results(self) -> list[str]:
+        """Tensors that nothing reads."""
+        read = {name for node in self.nodes for name in node.input}
+        return [name for name in self.shapes if name not in read and name not in self.inputs]
+
     def model(self, *also: str) -> onnx.ModelProto:
         """The network, with all results that nothing reads as outputs, and `also`."""
         read = {name for node in self.nodes for name in node.input}
-        results = [name for name in self.shapes if name not in read and name not in self.inputs]
         inputs = {name: self.shapes[name] for name in self.inputs if name in read}
-        outputs = {name: self.shapes[name] for name in [*results, *also]}
+        outputs = {name: self.shapes[name] for name in [*self.results(), *also]}
         model = onnx_model(self.nodes, inputs, outputs, self.constants, name="drawn", opset=18)
         onnx.checker.check_model(model)
         return model
@@ -199,9 +214,7 @@ def _join(graph: Graph, draw: Random, x: str) -> str:
         if len(partner) == len(dims)
         and all(a == b for i, (a, b) in enumerate(zip(partner, dims)) if i != axis)
     ]
-    partner = draw.choice(others)
-    joined = dims[axis] + graph.shapes[partner][axis]
-    return graph.add("Concat", [x, partner], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
+    return graph.concat(x, draw.choice(others), axis=axis)
 
 
 def _residual(graph: Graph, draw: Random, x: str) -> str:

@@ -1,4 +1,4 @@
-"""Criteria that are minimised or bounded, and the solutions of solvers."""
+"""Criteria that are minimised or bounded."""
 
 from __future__ import annotations
 
@@ -37,24 +37,3 @@ class Criterion:
 
 LATENCY = Criterion(per_ns=1.0)
 ERROR = Criterion(per_error=1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Solution:
-    """Candidates in the order of their first regions.
-
-    Attributes
-    ----------
-    value, bound : float
-        The value that was minimised, and a lower bound of it for all plans within the bounds; 0 without a
-        search.
-    """
-
-    candidates: tuple[Candidate, ...]
-    value: float = 0.0
-    bound: float = 0.0
-
-    @property
-    def gap(self) -> float:
-        """By what share of the value another plan may be better, at most; 0 if the search ended."""
-        return max(0.0, 1 - self.bound / self.value) if self.value else 0.0

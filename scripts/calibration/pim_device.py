@@ -1,4 +1,4 @@
-"""Functional simulation of PIM: executes a program's commands on a memory image and an input tensor."""
+"""Functional simulation of PIM by itself: a program's commands on a memory image and an input tensor."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pimflow.core.commands import Write
 from pimflow.core.program import MemoryImage, PimProgram
 from pimflow.errors import TraceError, UnknownNameError, UsageError
 from pimflow.host import native
+from pimflow.pim_backend.programs.cache_layout import CacheLayout
+from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 
 _execute = native.get("pimflow.simulators.execute")
 _HEADER = native.Record("pimflow.simulators.program_header")
@@ -135,3 +137,11 @@ class PimDevice:
 
 def _has_writes(program: PimProgram) -> bool:
     return Write in program.command_kinds
+
+
+def empty_image(layout: CacheLayout) -> MemoryImage:
+    """An image of zeros with one page for each row of each channel, which programs of a cache can write."""
+    row = layout.pim.columns_per_row * layout.elements
+    pages = np.zeros((layout.channels * layout.rows, row, layout.banks), NUMPY_DTYPE[layout.dtype])
+    table = np.arange(layout.channels * layout.rows, dtype=np.int32).reshape(layout.channels, layout.rows)
+    return MemoryImage(row_begin=layout.first_row, pages=pages.swapaxes(1, 2), table=table)
