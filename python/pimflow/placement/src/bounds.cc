@@ -2,8 +2,8 @@
  * \file bounds.cc
  * \brief Lower bounds of a label's values at the end of the network.
  *
- * Three bounds: chains of results (`TailBound`), the load of every mix of resources, and both combined over the regions
- * up to the next narrow position (`LookaheadBounds`), after which all work waits for one result.
+ * Chains of results (`TailBound`), the load of every mix of resources, and both combined over the regions up to the next
+ * narrow position (`LookaheadBounds`), after which all work waits for one result; what follows: segment_search.cc.
  */
 #include <algorithm>
 #include <numeric>
@@ -144,47 +144,10 @@ double LabelSearch::LoadBound(const Expansion& expansion, int k, const std::vect
   return min_value;
 }
 
-/*! \brief Choose mixes of resources for a segment, and bound what follows from each position in it. */
-void LabelSearch::PrepareSegment(int s) {
-  Segment& segment = segments_[s];
-  segment.mixes.resize(criteria_);
-  for (int k = 0; k < criteria_; ++k) ChooseMixes(segment, k);
-  for (int u = segment.begin; u < segment.end; ++u) {
-    for (const Group& group : problem_.groups[u]) {
-      for (Expansion& expansion : expansions_[group.id]) SetLoadBounds(group, expansion);
-    }
-  }
-  if (segment.end < positions_) {
-    for (const Group& group : problem_.groups[segment.end - 1]) {
-      for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
-        const auto& bounds = segment_bounds_[s + 1].at(SegmentKey(NextKey(group, flags)));
-        for (int k = 0; k < criteria_; ++k) group_end_bounds_[k][group.id * kFlagSets + flags] = bounds[k];
-      }
-    }
-  }
-  for (int k = 0; k < criteria_; ++k) {
-    for (int u = segment.end - 1; u >= segment.begin; --u) SetPositionLoads(segment, u, k);
-  }
-  if (!segment.begin) return;
-  for (const Group& group : problem_.groups[segment.begin - 1]) {
-    for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
-      const Key key = NextKey(group, flags);
-      auto [entry, is_new] = segment_bounds_[s].try_emplace(SegmentKey(key));
-      if (!is_new) continue;
-      const BucketBounds bounds = LookaheadBounds(segment.begin, key);
-      for (int k = 0; k < criteria_; ++k) {
-        double bound = key.size() > 1 ? bounds.tails[k][0] : 0;
-        for (double load : bounds.loads[k]) bound = std::max(bound, load);
-        entry->second.push_back(bound);
-      }
-    }
-  }
-}
-
 /*! \brief The key of a state in which only the result of `group` is live; `flags` are those before it. */
 LabelSearch::Key LabelSearch::NextKey(const Group& group, uint32_t flags) const {
   const ResultId result = live_.FindResult(group.end - 1, group.layout, NextDeferral(group));
-  Key key{NextFlags(group, flags) & (kFlagSets - 1)};
+  Key key{NextFlags(group, flags) & kSegmentFlags};
   if (const ResultId id = live_.AdvanceResult(result, group.end)) key.push_back(id);
   return key;
 }

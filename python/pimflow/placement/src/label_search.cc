@@ -25,7 +25,7 @@ constexpr double kHopelessGap = 0.05;         // … if their bounds are by this
 }  // namespace
 
 LabelSearch::LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
-                         const std::function<void()>& poll)
+                         const std::function<void()>& poll, SegmentTails segment_tails)
     : problem_(problem),
       query_(query),
       deadline_(deadline),
@@ -35,7 +35,8 @@ LabelSearch::LabelSearch(const Problem& problem, const Query& query, Clock::time
       resources_(problem.resources),
       criteria_(static_cast<int>(query.criteria.size())),
       pools_(query.counts_memory ? kChannelSets : 0),
-      has_capacity_(query.capacity_bytes < kInfinite) {
+      has_capacity_(query.capacity_bytes < kInfinite),
+      segment_tails_(std::move(segment_tails)) {
   PrepareBounds();
 }
 
@@ -110,7 +111,7 @@ LabelSearch::Bucket& LabelSearch::FindBucket(int position, const Key& key) {
   if (position && position < positions_ && segments_[segment].begin == position) {
     const auto& segment_bounds = segment_bounds_[segment];
     for (int i = 0; i < bucket.slots; ++i) {
-      const auto bounds = segment_bounds.find(uint64_t(key[0] & (kFlagSets - 1)) << 32 | key[1 + i]);
+      const auto bounds = segment_bounds.find(uint64_t(key[0] & kSegmentFlags) << 32 | key[1 + i]);
       for (int k = 0; k < criteria_ && bounds != segment_bounds.end(); ++k) {
         double& tail = bucket.tails[i * criteria_ + k];
         tail = std::max(tail, bounds->second[k]);
@@ -550,7 +551,7 @@ std::optional<Result> LabelSearch::RunExact(int64_t limit) {
   return dropped_bound_ < kInfinite ? std::nullopt : std::optional<Result>(std::move(result));
 }
 
-Result LabelSearch::Run(int64_t beam) {
+void LabelSearch::ClearLabels() {
   bucket_index_.assign(positions_ + 1, {});
   buckets_.clear();
   buckets_.resize(positions_ + 1);
@@ -560,14 +561,22 @@ Result LabelSearch::Run(int64_t beam) {
   dropped_bound_ = kInfinite;
   is_given_up_ = false;
   result_ = Result{};
-  Bucket& begin = FindBucket(0, Key(1, problem_.launches_ahead ? kAwaitedResult : 0));
-  begin.rows.assign(begin.width, 0);
-  begin.origins.push_back({-1, -1});
-  for (int p = 0; p < positions_; ++p) {
+}
+
+/*! \brief Add a label without a past: all is free at time 0, and this much of the next launches is hidden. */
+void LabelSearch::AddFirstLabel(int position, const Key& key, double hidden_ns) {
+  Bucket& bucket = FindBucket(position, key);
+  bucket.rows.assign(bucket.width, 0);
+  if (problem_.launches_ahead) std::fill_n(&bucket.rows[resources_ + 1 + bucket.slots], 2 * resources_, hidden_ns);
+  bucket.origins.push_back({-1, -1});
+}
+
+/*! \brief Expand all labels from one position on until another, or until the search is stopped or given up. */
+void LabelSearch::ExpandPositions(int begin, int end, int64_t beam) {
+  for (int p = begin; p < end; ++p) {
     if (IsTimeUp()) beam = kLateBeam;
     PreparePosition(p, beam);
-    if (stops_at_drop_ && dropped_bound_ < kInfinite) return {};
-    if (is_given_up_) break;
+    if ((stops_at_drop_ && dropped_bound_ < kInfinite) || is_given_up_) return;
     for (size_t b = 0; b < buckets_[p].size(); ++b) {
       poll_();
       if (IsTimeUp() && beam != kLateBeam) LimitLabels(p, beam = kLateBeam);
@@ -578,6 +587,13 @@ Result LabelSearch::Run(int64_t beam) {
     bucket_index_[p].clear();
     raise_rules_[p].clear();
   }
+}
+
+Result LabelSearch::Run(int64_t beam) {
+  ClearLabels();
+  AddFirstLabel(0, Key(1, problem_.launches_ahead ? kAwaitedResult : 0), 0);
+  ExpandPositions(0, positions_, beam);
+  if (stops_at_drop_ && dropped_bound_ < kInfinite) return {};
   if (is_given_up_) buckets_[positions_].clear();
   PreparePosition(positions_, 0);
   for (const Bucket& bucket : buckets_[positions_]) {

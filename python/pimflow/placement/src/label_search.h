@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -34,6 +35,8 @@ namespace placement {
 
 /*! \brief A weighted sum that is minimised or bounded; a dominating label may be worse by `tolerance` of it. */
 PIMFLOW_RECORD(Criterion, double, per_ns, per_pj, per_error, per_row_byte, per_filter_byte, upper_bound, tolerance);
+
+constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 using PoolBytes = std::array<double, kChannelSets>;  // by set of channels
 
@@ -73,10 +76,19 @@ struct Result {
 
 using Clock = std::chrono::steady_clock;
 
+/*!
+ * \brief By group and flags before it, lower bounds of a criterion from the end of the group on, beyond the sums; for
+ * the groups that end a segment.
+ */
+using Tails = std::vector<double>;
+/*! \brief By criterion; null: not known. */
+using SegmentTails = std::vector<std::shared_ptr<const Tails>>;
+
 class LabelSearch {
  public:
+  /*! \param segment_tails By criterion, better bounds than the search would compute; empty: it searches them. */
   LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
-              const std::function<void()>& poll);
+              const std::function<void()>& poll, SegmentTails segment_tails);
 
   /*!
    * \brief Search with at most `beam` labels at a position; 0: all. After the deadline few labels are expanded.
@@ -97,6 +109,8 @@ class LabelSearch {
   }
   /*! \brief From now on bound each pool instead of their sum: then peaks of labels are not compared. */
   void BoundPools(const PoolBytes& max_bytes) { sums_pools_ = false, max_pool_bytes_ = max_bytes; }
+  /*! \brief Bounds of the first criterion behind its segments. */
+  const Tails& GroupEndBounds() const { return group_end_bounds_[0]; }
   bool IsTimeUp() const { return Clock::now() > deadline_; }
 
  private:
@@ -104,6 +118,7 @@ class LabelSearch {
   // are in the mode of PIM; a switch back to it at the end is not charged, as in the evaluator.
   static constexpr uint32_t kPlainMemoryMode = 1, kOpenSubmission = 2, kAwaitedResult = 4, kUsedPlainMemory = 8;
   static constexpr uint32_t kOpenLayerShift = 4, kFlagSets = 4;  // of the first two flags
+  static constexpr uint32_t kSegmentFlags = ~(kAwaitedResult | kUsedPlainMemory);  // that bounds of segments know
   using Key = std::u32string;
   struct Origin { int trace, candidate; };
   struct Trace { int previous, candidate; };
@@ -151,8 +166,15 @@ class LabelSearch {
     double transform_ns, transform_pj;
     uint32_t deferred;
     bool is_late;
-    double resident_bytes[kChannelSets], input_bytes[kChannelSets], output_bytes[kChannelSets];
+    PoolBytes resident_bytes, input_bytes, output_bytes;
     std::vector<std::tuple<int, int, double, bool>> copies;  // order, set, bytes, whether the source stays live
+
+    /*! \brief Forget all but the memory of the vectors: transitions are made very often. */
+    void Clear() {
+      key.clear(), source_slots.clear(), operand_slots.clear(), copies.clear();
+      transform_ns = transform_pj = 0, deferred = 0, is_late = false;
+      resident_bytes = input_bytes = output_bytes = {};
+    }
   };
 
   /*! \brief A group in a state, while the labels of a bucket are expanded. */
@@ -177,6 +199,8 @@ class LabelSearch {
   void MakeSegments();
   void MakeMixes(std::vector<int>& parts, int resource, int parts_left);
   void PrepareSegment(int s);
+  bool MayApplyEarlierEpilogues(const Segment& segment) const;  // segment_search.cc
+  double SearchSegment(int s, const Key& key);
   void ChooseMixes(Segment& segment, int k) const;
   void SetPositionLoads(const Segment& segment, int u, int k);
   void MarkUses(const Task& task, std::vector<char>& uses) const;
@@ -222,7 +246,7 @@ class LabelSearch {
   void KeepLabels(Bucket& bucket, const std::vector<char>& is_kept) const;
   static void MoveLabel(Bucket& bucket, size_t from, size_t to);
   static void Truncate(Bucket& bucket, size_t count);
-  bool CanBeRead(const Key& key) const;
+  bool CanBeRead(const Key& key);
   bool MakeTransition(const Bucket& bucket, const Group& group, GroupTransition& transition);
   void ExpandBucket(int position, const Bucket& bucket);
   void ExpandLabel(const Bucket& bucket, size_t label, GroupExpansion& expansion);
@@ -237,6 +261,9 @@ class LabelSearch {
   void KeepBestLabels(int position, std::vector<RankedLabel>& order, size_t limit);
   void LimitLabels(int position, size_t limit);
   void PreparePosition(int position, int64_t beam);
+  void ClearLabels();
+  void AddFirstLabel(int position, const Key& key, double hidden_ns);
+  void ExpandPositions(int begin, int end, int64_t beam);
   bool GivesUp(int position, const std::vector<RankedLabel>& order);
   double ValueBound(int position, const Bucket& bucket, const BucketBounds& bounds, const double* row) const;
   Solution MakeSolution(const Bucket& bucket, size_t label) const;
@@ -248,6 +275,7 @@ class LabelSearch {
   LiveResults live_;
   const int positions_, resources_, criteria_, pools_;
   bool has_capacity_;
+  const SegmentTails segment_tails_;
   bool sums_pools_ = true;
   PoolBytes max_pool_bytes_{};
 
@@ -276,13 +304,36 @@ class LabelSearch {
   std::vector<size_t> added_labels_;  // by position, labels at the last count and offers since
   std::vector<Trace> traces_;
   std::vector<double> row_;
+  std::vector<std::pair<ResultId, int>> next_slots_;  // while a transition is made
+  std::vector<std::pair<int, ResultId>> restricted_reads_;
   bool stops_at_drop_ = false, is_given_up_ = false;
   double dropped_bound_ = kInfinite;  // lower bound of the value of plans whose labels were dropped
   Result result_;
 };
 
+/*! \brief Tails of criteria: by a search of every segment, for each state before it (segment_search.cc). */
+class TailCache {
+ public:
+  /*! \brief Tails of the criteria of a query; if it `searches`, also of those for which none are known. */
+  SegmentTails Find(const Problem& problem, const Query& query, Clock::time_point deadline,
+                    const std::function<void()>& poll, bool searches);
+
+ private:
+  struct Entry {
+    Criterion criterion;
+    bool only_gpu;
+    std::shared_ptr<const Tails> tails;
+  };
+  std::shared_ptr<const Tails> Interpolate(const Criterion& criterion, bool only_gpu) const;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+/*! \brief Makes the search of a query, which `searches` tails or takes those that are known. */
+using MakeSearch = std::function<std::unique_ptr<LabelSearch>(bool searches)>;
+
 /*! \brief The best plan by searches with tighter and tighter bounds, and a lower bound of all plans (minimise.cc). */
-Result Minimise(LabelSearch& search, const Query& query);
+Result Minimise(const MakeSearch& make_search, const Query& query);
 
 }  // namespace placement
 }  // namespace pimflow

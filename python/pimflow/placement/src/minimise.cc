@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <queue>
@@ -20,17 +21,17 @@ namespace {
 
 constexpr int64_t kBeam = 100;       // its plan is an upper bound for the exact search
 constexpr int64_t kWideBeam = 1000;  // for a better plan where the exact search is given up
-constexpr double kRounding = 1e-9;  // values of the same plan are summed in different orders
 
 double BestValue(const LabelSearch& search, const Result& result) {
   return result.solutions.empty() ? kInfinite : search.Value(result.solutions[0]);
 }
 
-/*! \brief The best plan of a value of at most `upper_bound`. */
-Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<int64_t> beams) {
-  Result best;
-  double bound = -kInfinite;
-  search.SetUpperBound(upper_bound);
+/*! \brief The best plan of a value of at most `upper_bound`, if not `best`, from which on it is searched. */
+Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<int64_t> beams,
+                    Result best = {{}, -kInfinite}) {
+  double bound = best.bound;
+  const double first_value = BestValue(search, best);
+  search.SetUpperBound(first_value < kInfinite ? first_value * (1 + kRounding) : upper_bound);
   for (int64_t beam : beams) {
     Result next = search.Run(beam);
     if (next.solutions.empty()) next.solutions = std::move(best.solutions);
@@ -91,17 +92,13 @@ std::array<PoolBox, 2> Split(const PoolBox& box, double budget) {
  * If each pool has a bound of its own, labels need not compare peaks: a search is as fast as one without memory. Boxes
  * are split until the best plan of each keeps to the budget, or is no better than a known plan.
  */
-Result BranchOnPools(LabelSearch& search, const Query& query) {
+Result BranchOnPools(LabelSearch& search, const Query& query, Result best) {
   const double budget = query.max_memory_bytes;
-  const int64_t compared = query.compared_labels;
-  Result best = FindBestPlan(search, query.criteria[0].upper_bound, {std::min(kBeam, compared)});
-  const double value = BestValue(search, best);
-  if (value < kInfinite && best.bound >= value) return best;
-  if (const std::optional<Result> whole = search.RunExact(compared)) return *whole;
+  if (const std::optional<Result> whole = search.RunExact(query.compared_labels)) return *whole;
   double upper_bound = std::min(query.criteria[0].upper_bound, BestValue(search, best) * (1 - kRounding));
-  best.bound = kInfinite;  // of the boxes so far
   std::priority_queue<PoolBox> boxes;
-  boxes.push({-kInfinite, {}, {budget, budget, budget}, {}});
+  boxes.push({best.bound, {}, {budget, budget, budget}, {}});
+  best.bound = kInfinite;  // of the boxes so far
   while (!boxes.empty()) {
     PoolBox box = boxes.top();
     boxes.pop();
@@ -135,12 +132,20 @@ Result BranchOnPools(LabelSearch& search, const Query& query) {
 
 }  // namespace
 
-Result Minimise(LabelSearch& search, const Query& query) {
-  const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite;
-  if (shares_budget && !query.minimises_memory) return BranchOnPools(search, query);
+Result Minimise(const MakeSearch& make_search, const Query& query) {
+  const bool shares_budget = query.counts_memory && query.capacity_bytes >= kInfinite && !query.minimises_memory;
   const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
-  if (query.max_labels <= kBeam) return FindBestPlan(search, upper_bound, {kBeam});  // as many as in any further run
-  return FindBestPlan(search, upper_bound, {kBeam, 0, kWideBeam});
+  const int64_t beam = shares_budget ? std::min(kBeam, query.compared_labels) : kBeam;
+  std::unique_ptr<LabelSearch> search = make_search(false);
+  Result best = FindBestPlan(*search, upper_bound, {beam});
+  // With as few labels a further run finds no more.
+  if (query.max_labels <= kBeam || best.bound >= BestValue(*search, best)) return best;
+  search = make_search(true);
+  if (shares_budget) {
+    search->SetUpperBound(std::min(upper_bound, BestValue(*search, best) * (1 + kRounding)));
+    return BranchOnPools(*search, query, std::move(best));
+  }
+  return FindBestPlan(*search, upper_bound, {0, kWideBeam}, std::move(best));
 }
 
 }  // namespace placement

@@ -20,6 +20,7 @@ class ProblemObj : public ffi::Object {
  public:
   explicit ProblemObj(const placement::Tables& tables) : problem(tables) {}
   const placement::Problem problem;
+  mutable placement::TailCache tails;
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("pimflow.placement.Problem", ProblemObj, ffi::Object);
 };
 
@@ -68,8 +69,12 @@ Fields Search(ProblemRef ref, ffi::TensorView options, ffi::TensorView limits, f
   const std::function<void()> poll = [] {
     if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
   };
-  placement::LabelSearch search(ref->problem, query, deadline, poll);
-  return query.front ? ToFields(search.Run(0), true) : ToFields(placement::Minimise(search, query), false);
+  const placement::MakeSearch make_search = [&](bool searches) {
+    placement::SegmentTails tails = ref->tails.Find(ref->problem, query, deadline, poll, searches);
+    return std::make_unique<placement::LabelSearch>(ref->problem, query, deadline, poll, std::move(tails));
+  };
+  return query.front ? ToFields(make_search(true)->Run(0), true)
+                     : ToFields(placement::Minimise(make_search, query), false);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -26,8 +26,13 @@ const Access* FindAccess(const LiveResult& result, const Group& group) {
 class LabelSearch::TransitionBuilder {
  public:
   TransitionBuilder(LabelSearch& search, const Group& group, GroupTransition& transition)
-      : search_(search), regions_(search.problem_.regions), group_(group), transition_(transition) {
-    transition = GroupTransition{};
+      : search_(search),
+        regions_(search.problem_.regions),
+        group_(group),
+        transition_(transition),
+        slots_(search.next_slots_) {
+    slots_.clear();
+    transition.Clear();
     transition.transform_ns = group.reading->input_cost.ns, transition.transform_pj = group.reading->input_cost.pj;
     transition.is_late = group.reading->has_late_operands;
     const std::vector<int>& readers = regions_[group.end - 1].readers;
@@ -93,7 +98,7 @@ class LabelSearch::TransitionBuilder {
   /*! \brief The bytes of an alias class, which are stored once. */
   struct AliasClass { double bytes = 0; bool is_live_before = false, is_live_after = false; };
 
-  double* LiveBytes(bool is_live_before, bool is_live_after) {
+  PoolBytes& LiveBytes(bool is_live_before, bool is_live_after) {
     if (!is_live_before) return transition_.output_bytes;
     return is_live_after ? transition_.resident_bytes : transition_.input_bytes;
   }
@@ -146,13 +151,14 @@ class LabelSearch::TransitionBuilder {
   const Group& group_;
   GroupTransition& transition_;
   int first_reader_ = -1;  // of the group's result, which does its deferred epilogue; -1: none
-  std::vector<std::pair<ResultId, int>> slots_;  // live results, each with its slot of the state; -1: of the group
+  std::vector<std::pair<ResultId, int>>& slots_;  // live results, each with its slot of the state; -1: of the group
   std::map<std::pair<int, int>, AliasClass> alias_classes_;  // by set and alias
 };
 
 /*! \brief Whether at each position some group can read all live results as they lie: such as all parts of one view. */
-bool LabelSearch::CanBeRead(const Key& key) const {
-  std::vector<std::pair<int, ResultId>> reads;
+bool LabelSearch::CanBeRead(const Key& key) {
+  auto& reads = restricted_reads_;
+  reads.clear();
   for (size_t i = 1; i < key.size(); ++i) {
     if (i > 1 && key[i] == key[i - 1]) continue;
     for (ResultId id = key[i]; id; id = live_[id].next) {
