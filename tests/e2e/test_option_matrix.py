@@ -23,7 +23,7 @@ from decoders import DecoderModel
 
 from pimflow import memory, zoo
 from pimflow.commands import parser
-from pimflow.commands.compile import compile_steps
+from pimflow.commands.compile import compile_steps, reference_run
 from pimflow.commands.compile.compile_steps import BuildSet
 from pimflow.commands.compile.conventions import ConventionGain, ConventionSearch
 from pimflow.commands.main import main
@@ -285,7 +285,7 @@ MEMOIZED_FUNCTIONS = [
             str(criterion),
         ),
     ),
-    (compile_steps, "agreement", lambda samples, change: (bytes_of(samples.inputs), id(change.network))),
+    (reference_run, "agreement", lambda samples, change: (bytes_of(samples.inputs), id(change.network))),
     (
         PoolPlanning,
         "pool_bytes",

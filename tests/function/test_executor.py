@@ -56,7 +56,7 @@ def test_threads_that_the_system_refuses_are_done_without():
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_THREADS],
         cwd=Path(__file__).parent,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         preexec_fn=no_room_for_stacks,
         capture_output=True,
         text=True,
