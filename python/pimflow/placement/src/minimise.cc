@@ -20,6 +20,7 @@ namespace placement {
 namespace {
 
 constexpr int64_t kBeam = 100;       // its plan is an upper bound for the exact search
+constexpr int64_t kEasy = 4000;      // labels at a position, up to which bounds of segments take longer than they save
 constexpr int64_t kWideBeam = 1000;  // for a better plan where the exact search is given up
 
 double BestValue(const LabelSearch& search, const Result& result) {
@@ -140,6 +141,14 @@ Result Minimise(const MakeSearch& make_search, const Query& query) {
   Result best = FindBestPlan(*search, upper_bound, {beam});
   // With as few labels a further run finds no more.
   if (query.max_labels <= kBeam || best.bound >= BestValue(*search, best)) return best;
+  if (!shares_budget) {
+    if (std::optional<Result> whole = search->RunExact(kEasy)) {
+      if (whole->solutions.empty()) whole->solutions = std::move(best.solutions);
+      whole->labels += best.labels;
+      whole->bound = std::min(whole->bound, BestValue(*search, *whole));
+      return *whole;
+    }
+  }
   search = make_search(true);
   if (shares_budget) {
     search->SetUpperBound(std::min(upper_bound, BestValue(*search, best) * (1 + kRounding)));
