@@ -85,7 +85,12 @@ def _front(
 ) -> tuple[ParetoPoint, ...]:
     """The front of a searched network: plans whose pools for `target` are within the bound on memory."""
     pools = PlanPools(network=network, target=targets.target_by_name(target), system=search_result.system)
-    max_bytes = search_result.goal.max_memory_bytes or math.inf
+    bound = search_result.goal.max_memory_bytes
+    goal = replace(
+        search_result.goal,
+        max_memory_bytes=bound and pools.search_bound(bound),
+        counts_workspaces=pools.runs_on_gpu,
+    )
 
     def point(plan: SearchResult) -> ParetoPoint:
         return ParetoPoint(
@@ -99,7 +104,7 @@ def _front(
 
     front_points = [
         candidate
-        for candidate in map(point, front_plans(search_result, points))
-        if candidate.memory_bytes <= max_bytes
+        for candidate in map(point, front_plans(replace(search_result, goal=goal), points))
+        if candidate.memory_bytes <= (bound or math.inf)
     ]
     return pareto_front(front_points or [point(search_result)])

@@ -112,6 +112,8 @@ class Goal(GoalOptions):
         the GPU's share, such as ``split:0.4``. Kept as pairs, in order of names.
     primitives : bool
         Whether the GPU may compute convolutions by primitives, in fp32.
+    counts_workspaces : bool
+        Whether memory has the workspaces of the GPU's kernels, which the build for a CPU does not have.
 
     Raises
     ------
@@ -119,6 +121,8 @@ class Goal(GoalOptions):
         For an unknown objective, solver, mode or pin, a bound that is no number above zero, and modes
         without ``gpu``.
     """
+
+    counts_workspaces: bool = False
 
     def value(self, evaluation: Evaluation) -> float:
         """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""

@@ -6,13 +6,17 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.blocks import KernelLimits
+from pimflow.core.candidate import Candidate, CostTable, LayerAlternative
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.product_tiles import split_workspace_bytes
+from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS, SplitRewrite
 from pimflow.core.tensor_placement import ChannelSet
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.plan_state import PlanState
+from pimflow.simulators.gpu.region_kernels import gpu_kernel, gpu_kernels
 
 COPYING = Moment(writes=False)
 Sizes = tuple[tuple[str, int], ...]
@@ -33,7 +37,9 @@ class PlanMemory:
     If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
     up. The buffers of a candidate lie where its result does.
 
-    The pool that is built may be smaller: if a kernel writes over an operand, or parts are combined later.
+    A result of the GPU lies over an operand that is dead after it, if the kernel may overwrite that
+    (`Region.overwritable_inputs`). The pool that is built may be smaller: if other kernels write over an
+    operand, or parts are combined later.
 
     Parameters
     ----------
@@ -43,12 +49,15 @@ class PlanMemory:
         Its transforms make copies; without it there are none.
     only : frozenset of str, optional
         Regions whose results and candidates' buffers count; all if None.
+    limits : KernelLimits, optional
+        Those of the GPU whose kernels are built: workspaces of its products count. The stand-in has none.
     """
 
     graph: RegionGraph
     dtype: str
     table: CostTable | None = None
     only: frozenset[str] | None = None
+    limits: KernelLimits | None = None
     _live_bytes: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -76,8 +85,23 @@ class PlanMemory:
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
         is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
-        size_bytes = align_up(moment.own_bytes) if self._is_counted(result) else 0
+        size_bytes = 0
+        if self._is_counted(result):
+            size_bytes = align_up(moment.own_bytes)
+            size_bytes += align_up(self._workspace_bytes(candidate)) if moment.reads else 0
         return size_bytes + (self._aligned_bytes[result] if is_narrow and result in self._output_bytes else 0)
+
+    def _workspace_bytes(self, candidate: Candidate) -> int:
+        """Bytes of the workspace of a product that the GPU computes, in whole or in part."""
+        if self.limits is None or candidate.alternative != LayerAlternative():
+            return 0
+        region, kernels = self.graph.region(candidate.covers[-1]), list[Kernel]()
+        if candidate.rewrite == OPERATOR_KERNELS:
+            kernels = gpu_kernels(region, self.dtype)
+        elif isinstance(candidate.rewrite, SplitRewrite):
+            kernels = [gpu_kernel(region, self.dtype, candidate.rewrite.split(region.layer))]
+        sizes = (split_workspace_bytes(kernel, self.dtype, self.limits) for kernel in kernels)
+        return max(sizes, default=0)
 
     def _is_counted(self, region: str) -> bool:
         return self.only is None or region in self.only
@@ -85,6 +109,10 @@ class PlanMemory:
     @functools.cached_property
     def _order(self) -> dict[str, int]:
         return {region.name: position for position, region in enumerate(self.graph.regions)}
+
+    @functools.cached_property
+    def _lifetime_by_result(self) -> dict[str, Lifetime]:
+        return {life.name: life for life in self.liveness.lifetimes}
 
     @functools.cached_property
     def _ends(self) -> dict[str, int]:
@@ -144,6 +172,34 @@ class PlanMemory:
             if growth
         }
 
+    def overwritable_inputs(self, candidate: Candidate) -> tuple[str, ...]:
+        """Inputs of `candidate` that are dead after it, so that its result may lie over one of them.
+
+        It does if the input lies in the same memory, is not copied, and no deferred epilogue needs it.
+        """
+        is_plain = candidate.rewrite == OPERATOR_KERNELS and candidate.alternative == LayerAlternative()
+        steps = candidate.footprint.run_moments
+        if not is_plain or any(step.writes and not step.reads for step in steps):
+            return ()
+        region = self.graph.region(candidate.covers[-1])
+        lives, end = self._lifetime_by_result, self._order[region.name] + 1
+        result = lives.get(region.name)
+        if result is None or result.alias:
+            return ()
+        return tuple(
+            name
+            for name in region.overwritable_inputs
+            if (life := lives.get(name)) and life.end == end and life.size_bytes == result.size_bytes
+            if not life.alias and not life.pinned
+        )
+
+    def _overwritten_bytes(self, candidate: Candidate, state: PlanState, copied: Collection[str]) -> int:
+        """Bytes of the input that the result of `candidate` lies over in `state`; 0 if there is none."""
+        deferred = [self.graph.region(name) for name in state.deferred_epilogues]
+        needed = {name for region in deferred for name in (region.name, *region.inputs[region.operands :])}
+        inputs = set(self.overwritable_inputs(candidate)).difference(needed, copied)
+        return self._lifetime_by_result[candidate.covers[-1]].size_bytes if inputs else 0
+
     def peak_bytes(self, candidate: Candidate, state: PlanState) -> int:
         """Peak bytes that are live while `candidate` runs in `state`, first while it copies its inputs."""
         live, position = self.live_bytes(candidate), self._order[candidate.covers[0]]
@@ -151,16 +207,16 @@ class PlanMemory:
         transforms = (
             plan_state.layout_transforms(self.graph, self.table, candidate, state) if self.table else {}
         )
-        for tensor, task in transforms.items():
-            if task.launched:  # others make no copy
-                peak_bytes = max(
-                    peak_bytes, live.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor]
-                )
-                copies += self.copy_bytes(tensor, position)
+        copied = [tensor for tensor, task in transforms.items() if task.launched]  # others make no copy
+        for tensor in copied:
+            peak_bytes = max(peak_bytes, live.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor])
+            copies += self.copy_bytes(tensor, position)
         moments = (
             replace(moment, own_bytes=self.buffer_bytes(candidate, moment))
             for moment in candidate.footprint.run_moments
         )
+        overwritten_bytes = self._overwritten_bytes(candidate, state, copied)
+        live = replace(live, written_bytes=live.written_bytes - overwritten_bytes)
         peak_bytes = max(peak_bytes, max(map(live.moment_bytes, moments)) + copies)
         return peak_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
 
