@@ -78,13 +78,13 @@ class PlanPools:
     _smallest: dict[tuple[object, ...], PlanModules] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def runs_on_gpu(self) -> bool:
-        """Whether the target has a GPU: pools then have its storage type and its kernels' workspaces."""
-        return "gpu" in list(self.target.keys)
+    def kernel_device(self) -> str:
+        """The device whose kernels are built, ``gpu`` or its stand-in: tensors have its storage type."""
+        return "gpu" if "gpu" in list(self.target.keys) else "cpu"
 
     @property
     def _storage_dtype(self) -> str:
-        return self.system.dtype if self.runs_on_gpu else "fp32"
+        return self.system.dtype if self.kernel_device == "gpu" else "fp32"
 
     def search_bound(self, bound: float) -> float:
         """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
@@ -190,7 +190,7 @@ def plan_within_bound(
     """
 
     def search_within(max_bytes: float | None, goal: Goal = goal) -> SearchResult:
-        bounded_goal = replace(goal, max_memory_bytes=max_bytes, counts_workspaces=pools.runs_on_gpu)
+        bounded_goal = replace(goal, max_memory_bytes=max_bytes, kernel_device=pools.kernel_device)
         return search(graph, system, costs, bounded_goal, original)
 
     def is_allowed(plan: SearchResult) -> bool:

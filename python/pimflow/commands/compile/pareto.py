@@ -89,7 +89,7 @@ def _front(
     goal = replace(
         search_result.goal,
         max_memory_bytes=bound and pools.search_bound(bound),
-        counts_workspaces=pools.runs_on_gpu,
+        kernel_device=pools.kernel_device,
     )
 
     def point(plan: SearchResult) -> ParetoPoint:

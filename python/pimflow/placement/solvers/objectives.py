@@ -112,8 +112,8 @@ class Goal(GoalOptions):
         the GPU's share, such as ``split:0.4``. Kept as pairs, in order of names.
     primitives : bool
         Whether the GPU may compute convolutions by primitives, in fp32.
-    counts_workspaces : bool
-        Whether memory has the workspaces of the GPU's kernels, which the build for a CPU does not have.
+    kernel_device : str
+        Whose kernels' workspaces count as memory: ``gpu``, or ``cpu``, its stand-in; none by default.
 
     Raises
     ------
@@ -122,7 +122,7 @@ class Goal(GoalOptions):
         without ``gpu``.
     """
 
-    counts_workspaces: bool = False
+    kernel_device: str = ""
 
     def value(self, evaluation: Evaluation) -> float:
         """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""

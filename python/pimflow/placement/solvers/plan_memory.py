@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.blocks import KernelLimits
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Candidate, CostTable, LayerAlternative
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
@@ -49,15 +49,18 @@ class PlanMemory:
         Its transforms make copies; without it there are none.
     only : frozenset of str, optional
         Regions whose results and candidates' buffers count; all if None.
-    limits : KernelLimits, optional
-        Those of the GPU whose kernels are built: workspaces of its products count. The stand-in has none.
+    kernel_device : str
+        Whose kernels' workspaces count: ``gpu``, or ``cpu``, its stand-in; none by default.
+    limits : KernelLimits
+        Those of the GPU.
     """
 
     graph: RegionGraph
     dtype: str
     table: CostTable | None = None
     only: frozenset[str] | None = None
-    limits: KernelLimits | None = None
+    kernel_device: str = ""
+    limits: KernelLimits = SMALLEST_GPU
     _live_bytes: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -92,10 +95,13 @@ class PlanMemory:
         return size_bytes + (self._aligned_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
     def _workspace_bytes(self, candidate: Candidate) -> int:
-        """Bytes of the workspace of a product that the GPU computes, in whole or in part."""
-        if self.limits is None or candidate.alternative != LayerAlternative():
+        """Bytes of the workspace of the kernel that computes a region, in whole or in part."""
+        if not self.kernel_device or candidate.alternative != LayerAlternative():
             return 0
         region, kernels = self.graph.region(candidate.covers[-1]), list[Kernel]()
+        if self.kernel_device == "cpu":
+            is_plain = candidate.rewrite == OPERATOR_KERNELS
+            return region.kernel.workspace_elements * ELEMENT_BYTES[self.dtype] if is_plain else 0
         if candidate.rewrite == OPERATOR_KERNELS:
             kernels = gpu_kernels(region, self.dtype)
         elif isinstance(candidate.rewrite, SplitRewrite):
