@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.channel_sets import channel_sets
-from pimflow.core.liveness import MEMORY, Lifetime, LiveBytes, Liveness, Moment, align_up
+from pimflow.core.liveness import MEMORY, LiveBytes, Liveness, Moment, align_up
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
 from pimflow.core.tensor_placement import ChannelSet
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.plan_state import PlanState
 
 COPYING = Moment(writes=False)
-Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class PlanMemory:
     dtype: str
     table: CostTable | None = None
     only: frozenset[str] | None = None
-    _live_bytes: dict[tuple[int, int, bool, Sizes], LiveBytes] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _live_bytes: dict[Hashable, LiveBytes] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def liveness(self) -> Liveness:
@@ -107,23 +104,18 @@ class PlanMemory:
 
     def live_bytes(self, candidate: Candidate) -> LiveBytes:
         """Bytes of the tensors that are live while `candidate` does its regions."""
-        begin, count = self._order[candidate.covers[0]], len(candidate.covers)
-        overrides = tuple(sorted(self.size_overrides_bytes(candidate).items()))
-        key = (begin, count, candidate.fuses_regions, overrides)
+        overrides = self.size_overrides_bytes(candidate)
+        key = (candidate.covers, candidate.fuses_regions, tuple(sorted(overrides.items())))
         if key not in self._live_bytes:
+            begin, count = self._order[candidate.covers[0]], len(candidate.covers)
             inside = candidate.covers[:-1] if candidate.fuses_regions else ()
             live = self.liveness  # which knows what is live in each step, unless sizes differ
             if overrides:
-                live = replace(live, lifetimes=self.lifetimes(candidate))
+                sizes = {life.name: life.size_bytes for life in live.lifetimes} | overrides
+                lifetimes = (replace(life, size_bytes=sizes[life.name]) for life in live.lifetimes)
+                live = replace(live, lifetimes=tuple(lifetimes))
             self._live_bytes[key] = live.live_range_bytes(begin, begin + count, inside)
         return self._live_bytes[key]
-
-    def lifetimes(self, candidate: Candidate) -> tuple[Lifetime, ...]:
-        """Lifetimes of all results, in their sizes if `candidate` does its regions."""
-        sizes, lifetimes = self.size_overrides_bytes(candidate), self.liveness.lifetimes
-        if not sizes:
-            return lifetimes
-        return tuple(replace(life, size_bytes=sizes.get(life.name, life.size_bytes)) for life in lifetimes)
 
     def size_overrides_bytes(self, candidate: Candidate) -> dict[str, int]:
         """Bytes of the results whose sizes differ from the graph's if `candidate` does its regions."""
@@ -162,7 +154,8 @@ class PlanMemory:
             for moment in candidate.footprint.run_moments
         )
         peak_bytes = max(peak_bytes, max(map(live.moment_bytes, moments)) + copies)
-        return peak_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
+        half_bytes = sum(self._aligned_bytes[name] for name in state.partial_sums)
+        return peak_bytes + half_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
@@ -192,31 +185,19 @@ class PlanMemory:
         """Bytes of the pool of a plan of `candidates`."""
         return sum(self.bytes_by_memory(candidates).values())
 
-    def peak_live_bytes(self, candidates: Sequence[Candidate]) -> int:
-        """Peak bytes that are live in a plan of `candidates`, over all sets of channels."""
-        return max(self._peaks(candidates))
-
     def bytes_by_memory(self, candidates: Sequence[Candidate]) -> dict[str, int]:
         """Peak bytes by memory region: a set of channels, if tensors lie in several sets."""
         sets = channel_sets(candidates)
         if not sets:
-            return {MEMORY: self.peak_live_bytes(candidates)}
+            return {MEMORY: self._plan_peak_bytes(candidates)}
         inputs = {name for region in self.graph.regions for name in region.inputs if name not in sets}
         sets |= dict.fromkeys(inputs, ChannelSet.GPU)  # copies of inputs lie in the GPU channels
-        members = {
-            place: frozenset(n for n, tensor_set in sets.items() if tensor_set == place)
-            for place in ChannelSet
-        }
-        parts = {
-            place: replace(self, only=names, _live_bytes={}) for place, names in members.items() if names
-        }
-        peaks = {place: part.peak_live_bytes(candidates) for place, part in parts.items()}
+        peaks = {}
+        for place in ChannelSet:
+            if names := frozenset(name for name, tensor_set in sets.items() if tensor_set == place):
+                part = replace(self, only=names, _live_bytes={})
+                peaks[place] = part._plan_peak_bytes(candidates)
         return {place: size for place, size in peaks.items() if size}
 
-    def _peaks(self, candidates: Sequence[Candidate]) -> Iterator[int]:
-        state, halves = PlanState(), set[str]()
-        for candidate in candidates:
-            halves &= state.deferred_epilogues
-            yield self.peak_bytes(candidate, state) + sum(self._aligned_bytes[name] for name in halves)
-            state = plan_state.next_state(self.graph, candidate, state)
-            halves |= {candidate.covers[-1]} if candidate.defers_partial_sum else set()
+    def _plan_peak_bytes(self, candidates: Sequence[Candidate]) -> int:
+        return max(map(self.peak_bytes, candidates, plan_state.states(self.graph, candidates)))

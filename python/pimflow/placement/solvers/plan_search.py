@@ -82,7 +82,7 @@ class PlanSearch:
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.progress = progress
         self.memory = PlanMemory(graph, system.dtype, table)
-        self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
+        self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system))
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
         self._is_gpu_only = not any(
             c.uses_pim for candidates in table.candidates.values() for c in candidates
