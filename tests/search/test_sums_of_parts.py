@@ -84,7 +84,7 @@ def test_both_parts_are_live_until_they_are_added(searched):
             continue
         plan = [*alone[:position], split, *alone[position + 1 :]]
         behind = alone[position + 1]
-        size = memory.size_bytes(region.name)
+        size = memory.size_bytes[region.name]
         reads = region.name in graph.region(behind.covers[0]).inputs
         assert memory.pool_bytes(plan) >= max(
             peak_bytes,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.channel_sets import channel_sets
@@ -14,10 +14,7 @@ from pimflow.core.tensor_placement import ChannelSet
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.plan_state import PlanState
 
-COPYING = Moment(writes=False)
 
-
-@dataclass(frozen=True)
 class PlanMemory:
     """Peak memory of plans of one network: an upper bound of the pool that is built for them.
 
@@ -40,32 +37,42 @@ class PlanMemory:
         Storage type of tensors.
     table : CostTable, optional
         Its transforms make copies; without it there are none.
-    only : frozenset of str, optional
-        Regions whose results and candidates' buffers count; all if None.
+
+    Attributes
+    ----------
+    liveness : Liveness
+        Lifetimes over the regions of the results that count.
+    size_bytes : dict of str to int
+        Bytes of each tensor in the pool, aligned.
     """
 
-    graph: RegionGraph
-    dtype: str
-    table: CostTable | None = None
-    only: frozenset[str] | None = None
-    _live_bytes: dict[Hashable, LiveBytes] = field(default_factory=dict, repr=False, compare=False)
-
-    @functools.cached_property
-    def liveness(self) -> Liveness:
-        """Lifetimes over the regions of the results that count."""
-        live = self.graph.liveness(self.dtype)
+    def __init__(self, graph: RegionGraph, dtype: str, table: CostTable | None = None):
+        self.graph, self.dtype, self.table = graph, dtype, table
+        self._order = {region.name: position for position, region in enumerate(graph.regions)}
+        self._storage_bytes = graph.tensor_bytes(dtype)
+        self.size_bytes = {name: align_up(size) for name, size in self._storage_bytes.items()}
+        # The network's outputs are fp32 whatever the storage type.
+        outputs = (r for r in graph.regions if graph.returns_result(r.name) and not r.is_view)
+        self._output_bytes = {r.name: r.output_elements * ELEMENT_BYTES["fp32"] for r in outputs}
+        live = graph.liveness(dtype)
         stored = tuple(
             replace(life, size_bytes=align_up(max(life.size_bytes, self._output_bytes.get(life.name, 0))))
             for life in live.lifetimes
-            if not life.name.startswith("%") and self._is_counted(life.name)
+            if not life.name.startswith("%")
         )
-        return Liveness(steps=live.steps, lifetimes=stored)
+        self.liveness = Liveness(steps=live.steps, lifetimes=stored)
+        self._ends = {life.name: life.end for life in stored}
+        self._counted: Collection[str] = self._order
+        self._live_bytes: dict[Hashable, LiveBytes] = {}
 
-    @functools.cached_property
-    def _output_bytes(self) -> dict[str, int]:
-        """Bytes of the network's outputs, which are fp32 whatever the storage type."""
-        outputs = (r for r in self.graph.regions if self.graph.returns_result(r.name) and not r.is_view)
-        return {region.name: region.output_elements * ELEMENT_BYTES["fp32"] for region in outputs}
+    def _part(self, names: Collection[str]) -> PlanMemory:
+        """The memory of the results `names`, and of the buffers of candidates that give them."""
+        part = copy.copy(self)
+        part._counted, part._live_bytes = names, {}
+        part.size_bytes = {name: size if name in names else 0 for name, size in self.size_bytes.items()}
+        counted = tuple(life for life in self.liveness.lifetimes if life.name in names)
+        part.liveness = replace(self.liveness, lifetimes=counted)
+        return part
 
     def buffer_bytes(self, candidate: Candidate, moment: Moment) -> int:
         """Bytes of the buffers of `candidate` at a moment.
@@ -73,34 +80,8 @@ class PlanMemory:
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
         is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
-        size_bytes = align_up(moment.own_bytes) if self._is_counted(result) else 0
-        return size_bytes + (self._aligned_bytes[result] if is_narrow and result in self._output_bytes else 0)
-
-    def _is_counted(self, region: str) -> bool:
-        return self.only is None or region in self.only
-
-    @functools.cached_property
-    def _order(self) -> dict[str, int]:
-        return {region.name: position for position, region in enumerate(self.graph.regions)}
-
-    @functools.cached_property
-    def _ends(self) -> dict[str, int]:
-        return {life.name: life.end for life in self.liveness.lifetimes}
-
-    @functools.cached_property
-    def _storage_bytes(self) -> dict[str, int]:
-        return self.graph.tensor_bytes(self.dtype)
-
-    @functools.cached_property
-    def _aligned_bytes(self) -> dict[str, int]:
-        return {
-            name: align_up(size) if self._is_counted(name) else 0
-            for name, size in self._storage_bytes.items()
-        }
-
-    def size_bytes(self, tensor: str) -> int:
-        """Bytes of a tensor in the pool, aligned."""
-        return self._aligned_bytes[tensor]
+        own_bytes = align_up(moment.own_bytes) if result in self._counted else 0
+        return own_bytes + (self.size_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
     def live_bytes(self, candidate: Candidate) -> LiveBytes:
         """Bytes of the tensors that are live while `candidate` does its regions."""
@@ -139,27 +120,21 @@ class PlanMemory:
     def peak_bytes(self, candidate: Candidate, state: PlanState) -> int:
         """Peak bytes that are live while `candidate` runs in `state`, first while it copies its inputs."""
         live, position = self.live_bytes(candidate), self._order[candidate.covers[0]]
-        copies, peak_bytes = 0, 0
-        transforms = (
-            plan_state.layout_transforms(self.graph, self.table, candidate, state) if self.table else {}
-        )
-        for tensor, task in transforms.items():
+        copies, peaks = 0, list[int]()
+        transforms = self.table and plan_state.layout_transforms(self.graph, self.table, candidate, state)
+        for tensor, task in (transforms or {}).items():
             if task.launched:  # others make no copy
-                peak_bytes = max(
-                    peak_bytes, live.moment_bytes(COPYING) + copies + self._aligned_bytes[tensor]
-                )
+                peaks.append(live.moment_bytes(writes=False) + copies + self.size_bytes[tensor])
                 copies += self.copy_bytes(tensor, position)
-        moments = (
-            replace(moment, own_bytes=self.buffer_bytes(candidate, moment))
-            for moment in candidate.footprint.run_moments
-        )
-        peak_bytes = max(peak_bytes, max(map(live.moment_bytes, moments)) + copies)
-        half_bytes = sum(self._aligned_bytes[name] for name in state.partial_sums)
-        return peak_bytes + half_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
+        for moment in candidate.footprint.run_moments:
+            moment_bytes = live.moment_bytes(moment.reads, moment.writes)
+            peaks.append(moment_bytes + self.buffer_bytes(candidate, moment) + copies)
+        half_bytes = sum(self.size_bytes[name] for name in state.partial_sums)
+        return max(peaks) + half_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
-        return self._aligned_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
+        return self.size_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
 
     def _epilogue_bytes(
         self, candidate: Candidate, position: int, deferred_epilogues: Collection[str]
@@ -175,11 +150,9 @@ class PlanMemory:
         operands = {name for region in regions for name in region.inputs[region.operands :]}
         held = [name for name in operands if name in self._order and self._ends.get(name, 0) <= position]
         if candidate.fuses_epilogue:
-            fused_regions = set(plan_state.results_read(self.graph, candidate)).intersection(
-                deferred_epilogues
-            )
-            held += filter(self.graph.is_shared, fused_regions)
-        return sum(self._aligned_bytes[name] for name in held)
+            results_read = set(plan_state.results_read(self.graph, candidate))
+            held += filter(self.graph.is_shared, results_read.intersection(deferred_epilogues))
+        return sum(self.size_bytes[name] for name in held)
 
     def pool_bytes(self, candidates: Sequence[Candidate]) -> int:
         """Bytes of the pool of a plan of `candidates`."""
@@ -194,9 +167,8 @@ class PlanMemory:
         sets |= dict.fromkeys(inputs, ChannelSet.GPU)  # copies of inputs lie in the GPU channels
         peaks = {}
         for place in ChannelSet:
-            if names := frozenset(name for name, tensor_set in sets.items() if tensor_set == place):
-                part = replace(self, only=names, _live_bytes={})
-                peaks[place] = part._plan_peak_bytes(candidates)
+            if names := {name for name, tensor_set in sets.items() if tensor_set == place}:
+                peaks[place] = self._part(names)._plan_peak_bytes(candidates)
         return {place: size for place, size in peaks.items() if size}
 
     def _plan_peak_bytes(self, candidates: Sequence[Candidate]) -> int:

@@ -118,7 +118,7 @@ class PlacementProblem:
                 is_shared=self.graph.is_shared(name),
                 live_end=-1 if life is None else len(self._order) + 1 if life.pinned else ends[life.end],
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
-                tensor_bytes=self.memory.size_bytes(name),
+                tensor_bytes=self.memory.size_bytes[name],
                 reader_end=tables.append_numbers("reader", readers),
                 layout_end=tables.count("layout"),
             )
@@ -240,7 +240,7 @@ class PlacementProblem:
                 edge = self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
                 edges.append(edge)
                 if edge.task and edge.task.launched:
-                    tables.append("input_copy", order=order, bytes=self.memory.size_bytes(name))
+                    tables.append("input_copy", order=order, bytes=self.memory.size_bytes[name])
         self._append_read_cost(tables, "input_cost", edges)
         return edges
 
