@@ -7,7 +7,7 @@ the evaluator: so they cannot disagree about transitions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
@@ -226,26 +226,3 @@ def charged_tasks(
         running = running.advance(awaited_tasks, candidate.covers[-1], follows)
     transform_tasks = tuple(layout_transforms(graph, table, candidate, state).values())
     return _prepend_tasks(transform_tasks, tasks), running
-
-
-def equivalence_key(candidate: Candidate) -> Hashable:
-    """A key that is equal for candidates of the same regions if they behave alike in every state.
-
-    They are possible in the same states, have the same transforms and transitions, and leave the same state,
-    but for `PlanState.running`.
-    """
-    requirements = (
-        candidate.requires_open,
-        candidate.input,
-        candidate.fuses_epilogue,
-        candidate.channel_mode,
-    )
-    effects = (
-        candidate.leaves_open,
-        candidate.output,
-        bool(candidate.deferred_epilogue),
-        candidate.defers_partial_sum,  # two parts take the bytes of two results
-        candidate.final_channel_mode,
-        candidate.keeps_submission_open,
-    )
-    return requirements, effects, candidate.alternative.original
