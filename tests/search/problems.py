@@ -25,7 +25,7 @@ from pimflow.core.tensor_placement import (
     Layout,
     TensorPlacement,
 )
-from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
+from pimflow.placement.solvers.label_search import ERROR, LATENCY, Criterion
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)

@@ -411,7 +411,7 @@ def _check_capacity(
     generator: CandidateGenerator, table: CostTable, candidates: tuple[Candidate, ...]
 ) -> None:
     system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
-    device_row_bytes = row_bytes(system) * system.pim_channels
+    device_row_bytes = row_bytes(system)
     cache_rows = {
         generator.graph.region(c.covers[-1]): c.footprint.bank_rows
         for c in candidates

@@ -198,3 +198,12 @@ class EvaluatedPlan:
     def error(self) -> float:
         """The sum of the candidates' errors."""
         return sum(candidate.alternative.error for candidate in self.candidates)
+
+    @property
+    def figures(self) -> tuple[float, float, int]:
+        """What fronts compare, latency, energy and memory; less is better."""
+        return self.evaluation.latency_ns, self.evaluation.energy_pj, self.memory_bytes
+
+    def is_as_good(self, plan: EvaluatedPlan) -> bool:
+        """Whether it is as good as `plan` in every figure, up to rounding."""
+        return all(a <= b * (1 + ROUNDING) for a, b in zip(self.figures, plan.figures))
