@@ -92,11 +92,7 @@ def test_an_output_nobody_writes_is_refused():
 
 
 @PROPERTY
-@given(
-    st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
-    st.data(),
-    st.sampled_from([2, 4]),
-)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple), st.data(), st.sampled_from([2, 4]))
 def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
     """numpy's own strides say what is contiguous, and where it begins."""
     axis = data.draw(st.integers(0, len(shape) - 1))

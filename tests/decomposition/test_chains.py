@@ -131,11 +131,7 @@ def test_a_zero_filter_has_no_error():
         ("tucker", (4,), "layer 'a' takes 2 ranks, not 1"),
         ("cp", (37 * 9,), "its ranks are 1 to 36"),
         ("tt", (4, 13, 8), "rank 13 of layer 'a': its ranks are 1 to 12"),
-        (
-            "tt",
-            (1, 12, 8),
-            r"ranks \[1, 12, 8\] of layer 'a': together they can be at most \[1, 3, 8\]",
-        ),
+        ("tt", (1, 12, 8), r"ranks \[1, 12, 8\] of layer 'a': together they can be at most \[1, 3, 8\]"),
     ],
 )
 def test_ranks_that_the_layer_does_not_have(method, ranks, message):

@@ -195,11 +195,7 @@ def test_models_lists_parameters(capsys):
         (["compile", "toy", "--splits", "grid", "--modes", "gpu,pim"], 2, "allow split"),
         (["compile", "toy", "--scheduling", "newton+", "--modes", "gpu"], 2, "allow pim or split"),
         (["compile", "toy", "--dtype", "int4"], 2, "fp16"),
-        (
-            ["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"],
-            2,
-            "compiled in fp16 or fp32",
-        ),
+        (["compile", "toy", "--pim", "aim-gddr6", "--dtype", "bf16"], 2, "compiled in fp16 or fp32"),
         (["compile", "toy", "--target", "tpu"], 2, "llvm+pim"),
         (["compile", "toy", "--explain", "conv99"], 2, "region"),
         (["compile", "toy", "--shape", "input"], 2, "NAME="),

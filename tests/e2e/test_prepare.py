@@ -52,12 +52,7 @@ OPTIONS = [
     ({}, "llvm+pim"),
     ({"reorder": True, "fuse": True}, "llvm+pim"),
     pytest.param(
-        {
-            "decompose": "tucker:0.1",
-            "optimize_skips": "paper",
-            "fuse_activations": True,
-            "reorder": True,
-        },
+        {"decompose": "tucker:0.1", "optimize_skips": "paper", "fuse_activations": True, "reorder": True},
         "llvm+pim",
         marks=pytest.mark.long,
     ),

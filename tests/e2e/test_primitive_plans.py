@@ -75,8 +75,7 @@ def check(network, plan_result):
 @pytest.mark.parametrize(
     "name",
     long_but(
-        [],
-        ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"],
+        [], ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"]
     ),
 )
 def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
@@ -129,12 +128,7 @@ def test_workspaces_lie_in_the_pool():
 @pytest.mark.long
 def test_the_report_says_what_they_save():
     compilation = pimflow.compile(
-        block(),
-        system=SYSTEM,
-        target="cuda+pim",
-        select={"device": "cuda"},
-        modes="gpu",
-        conventions="none",
+        block(), system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu", conventions="none"
     )
     part, rows = compilation.report.extras.primitives, {row.name: row for row in compilation.report.regions}
     assert compilation.verification.is_verified

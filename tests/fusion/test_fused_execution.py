@@ -140,10 +140,7 @@ def test_command(dtype, on_chip, bound, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--dtype", "int8"], "fp32 or fp16; give one as --dtype, not int8"),
-    ],
+    ("options", "message"), [(["--dtype", "int8"], "fp32 or fp16; give one as --dtype, not int8")]
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
     assert main(["fuse", "toy", "--quiet", "--execute", *options]) == 2

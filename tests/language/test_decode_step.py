@@ -51,12 +51,7 @@ def test_what_was_asked_for_is_charged_by_its_lengths():
         return StepCosts(ns=tokens, ns_gpu_only=2 * tokens, pj=8.0, pj_gpu_only=16.0)
 
     charged = DecodeCostModel(
-        step_costs=times,
-        bound_ns=lambda n: n / 4,
-        published=None,
-        context=8,
-        batch=2,
-        step_lengths=[3, 4, 5],
+        step_costs=times, bound_ns=lambda n: n / 4, published=None, context=8, batch=2, step_lengths=[3, 4, 5]
     )
     assert [step.tokens for step in charged.lengths] == [3, 4, 5]
     assert charged.mean.tpot_ns == pytest.approx(4) and charged.mean.tpot_ns_gpu_only == pytest.approx(8)

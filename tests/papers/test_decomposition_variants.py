@@ -42,11 +42,7 @@ def forms():
 
 @pytest.mark.parametrize(
     ("widths", "kernel", "height", "ratio"),
-    [
-        ((3, 16, 24, 8, 4), 3, 8, 0.3),
-        ((4, 8, 8, 32, 4), 5, 6, 0.5),
-        ((3, 24, 8, 8, 2), 3, 12, 1.0),
-    ],
+    [((3, 16, 24, 8, 4), 3, 8, 0.3), ((4, 8, 8, 32, 4), 5, 6, 0.5), ((3, 24, 8, 8, 2), 3, 12, 1.0)],
 )
 def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""

@@ -143,8 +143,7 @@ def test_sets_of_families_hold_what_they_say(found):
     allowed_families = {"loops", "direct", "windows", "winograd", "pointwise"}
     named = {name: PRIMITIVES[name].family for name in PRIMITIVES} | {None: "loops"}
     small = replace(
-        added,
-        problem=added.problem.restrict(lambda _, c: named[c.primitive or None] in allowed_families),
+        added, problem=added.problem.restrict(lambda _, c: named[c.primitive or None] in allowed_families)
     )
     rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}

@@ -252,10 +252,7 @@ def test_a_layer_without_a_name_is_the_region_that_its_program_computes():
 
 def test_weights_that_are_looked_up_are_read_by_their_product():
     """One kernel reads the rows that it is asked for, once, and stores none of them."""
-    nodes = [
-        node("Gather", "weights number", "chosen"),
-        node("MatMul", "x chosen", "product"),
-    ]
+    nodes = [node("Gather", "weights number", "chosen"), node("MatMul", "x chosen", "product")]
     inputs = {"x": (1, 1, 6), "number": (1,)}
     model = shaped_model(nodes, inputs, {"weights": weight(5, 6, 4)}, ["product"])
     model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.INT64

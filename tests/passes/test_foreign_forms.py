@@ -150,9 +150,7 @@ CASES = {
         **{"K": 32, "N": 4, "bits": 4, "block_size": 16},
     ),
     "FeatureVectorizer": lambda: case(
-        *("FeatureVectorizer", "x z", ROWS | {"z": floats(5, 2)}),
-        domain=LEARNING,
-        inputdimensions=[4, 2],
+        *("FeatureVectorizer", "x z", ROWS | {"z": floats(5, 2)}), domain=LEARNING, inputdimensions=[4, 2]
     ),
     "LabelEncoder": lambda: case(
         *("LabelEncoder", "x", {"x": np.array([1, 2, 7])}),

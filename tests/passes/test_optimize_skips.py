@@ -52,11 +52,7 @@ def test_a_copy_is_made_right_before_the_distant_use():
     def skip_copy_expected(x: R.Tensor((1, 2, 2, 1), "float32")):
         R.func_attr(
             {
-                "pimflow.layer_names": {
-                    "lv": "a.lconv",
-                    "lv_copy": "a.lconv.copy",
-                    "v_copy": "v.copy",
-                },
+                "pimflow.layer_names": {"lv": "a.lconv", "lv_copy": "a.lconv.copy", "v_copy": "v.copy"},
                 "pimflow.restored": {"a.lconv.copy": "a.lconv", "v.copy": "v"},
                 "pimflow.roles": {"a.lconv": "lconv", "a.lconv.copy": "lconv"},
             }

@@ -60,12 +60,7 @@ def spell_gelu(
 
 
 @settings(max_examples=examples(8), deadline=None)
-@given(
-    st.permutations([0, 1, 2]),
-    st.booleans(),
-    st.sets(st.sampled_from(["in", "one"])),
-    st.booleans(),
-)
+@given(st.permutations([0, 1, 2]), st.booleans(), st.sets(st.sampled_from(["in", "one"])), st.booleans())
 def test_however_a_gelu_is_spelled_it_is_one(order, grouped, swapped, divided):
     before = module(lambda emit, x: spell_gelu(emit, x, order, grouped, swapped, divided))
     after = PlainActivations()(before)

@@ -119,11 +119,7 @@ def test_what_is_not_chosen_stays():
 
 
 @pytest.mark.parametrize(
-    "first",
-    long_but(
-        [],
-        ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"],
-    ),
+    "first", long_but([], ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"])
 )
 def test_kernels_for_a_gpu(first):
     """Values with the threads one after the other; what is fused behind a primitive is in its last launch."""

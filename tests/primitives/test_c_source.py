@@ -33,9 +33,7 @@ from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-pytestmark = [
-    pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler"),
-]
+pytestmark = [pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")]
 C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
@@ -49,10 +47,7 @@ def schedule(primitive, layer, target):
     return with_workspaces(module["kernel"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    long_but([], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]),
-)
+@pytest.mark.parametrize("options", long_but([], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]))
 def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, options):
     on_cpu = [PRIMITIVES[name] for name in ON_CPU]
     chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}

@@ -172,11 +172,11 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     generator, region = CandidateGenerator(RESIDUAL, target, modes=("GPU", "PIM")), RESIDUAL.regions[1]
     unfinished, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert (unfinished.name, done.name) == ("PIM", "PIM add, joined")
-    assert (
-        unfinished.deferred_epilogue,
-        done.deferred_epilogue,
-        done.keeps_submission_open,
-    ) == (("add",), (), True)
+    assert (unfinished.deferred_epilogue, done.deferred_epilogue, done.keeps_submission_open) == (
+        ("add",),
+        (),
+        True,
+    )
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
     same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, PimRewrite())
     assert [replace(task, label="") for task in done.tasks] == [
@@ -268,10 +268,7 @@ LEFT = {
         "start from zero, and only a product of one tap adds a tensor itself",
     ),
     "stride": (
-        {
-            "epilogue": ("add", "bias"),
-            "geometry": ConvGeometry(n=1, h=16, w=16, c=32, oc=32, stride=(2, 2)),
-        },
+        {"epilogue": ("add", "bias"), "geometry": ConvGeometry(n=1, h=16, w=16, c=32, oc=32, stride=(2, 2))},
         ON_AIM,
         "starts from one value, and only a product of one tap adds a tensor itself",
     ),

@@ -110,11 +110,7 @@ def side(pim, timing):
     return PimTarget(pim=PimSpec.load(pim), channels=3, dtype="fp16", profiler=BuiltIn(timing))
 
 
-SIDES = [
-    side("newton-gddr6", "strict"),
-    side("newton-gddr6", "ramulator-pimflow"),
-    side("hbm-pim", "strict"),
-]
+SIDES = [side("newton-gddr6", "strict"), side("newton-gddr6", "ramulator-pimflow"), side("hbm-pim", "strict")]
 
 
 @settings(max_examples=examples(15), deadline=None)

@@ -170,8 +170,7 @@ def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumul
         spec = replace(AIM, accumulators=count)
         return min(
             time_program(
-                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels),
-                spec,
+                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels), spec
             ).cycles
             for order in schedules(geometry, spec, "fp16")
         )
