@@ -234,11 +234,7 @@ def faults(module: str, source: str, is_package: bool = False) -> list[str]:
 
 def source_level(source: str, line: int) -> bool:
     """Whether the import in `line` runs when the module is imported."""
-    return any(
-        node.lineno == line
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
+    return any(n.lineno == line for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom))
 
 
 def script_faults(name: str, source: str) -> list[str]:

@@ -188,10 +188,7 @@ def test_constants_are_found_again():
         for sample, measured_ns in zip(samples, analytic_ns(samples, changed_gpu))
     ]
     fitted = fit(GPU, measured_samples)
-    errors = (
-        np.array(analytic_ns(measured_samples, fitted)) / [sample.measured_ns for sample in measured_samples]
-        - 1
-    )
+    errors = np.array(analytic_ns(measured_samples, fitted)) / [s.measured_ns for s in measured_samples] - 1
     assert np.median(abs(errors)) < 0.02
 
 
@@ -202,15 +199,11 @@ def test_a_gpu_of_ones_own_takes_them(tmp_path):
     path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
     fitted = fit(GPU, [sample for sample in SAMPLES if sample.is_fit_sample])
     write_efficiency(path, fitted, efficiency_sources(fitted, SAMPLES, CYCLES.name, "hash"))
-    written_gpu = GpuSpec.load(path)
-    assert (
-        written_gpu.efficiency == fitted.efficiency and {*EMITTED_CONSTANTS} <= written_gpu.efficiency.keys()
-    )
-    sources = {
-        key for key, value in written_gpu.sources.items() if value.startswith("fitted to Accel-Sim runs")
-    }
+    loaded = GpuSpec.load(path)
+    assert loaded.efficiency == fitted.efficiency and {*EMITTED_CONSTANTS} <= loaded.efficiency.keys()
+    sources = {key for key, value in loaded.sources.items() if value.startswith("fitted to Accel-Sim runs")}
     assert sources == {f"efficiency.{name}" for name in EMITTED_CONSTANTS}
-    assert analytic_ns(SAMPLES, written_gpu) == analytic_ns(SAMPLES, fitted)
+    assert analytic_ns(SAMPLES, loaded) == analytic_ns(SAMPLES, fitted)
 
 
 def test_ratios():

@@ -117,10 +117,8 @@ def test_depthwise_layers_have_no_channels_to_decompose():
 
 def test_a_zero_filter_has_no_error():
     g = ConvGeometry(n=1, h=4, w=4, c=4, oc=4, kh=3, kw=3)
-    decomposition = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
-    assert decomposition.relative_error == 0 and all(
-        np.isfinite(link.filters).all() for link in decomposition.links
-    )
+    chain = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
+    assert chain.relative_error == 0 and all(np.isfinite(link.filters).all() for link in chain.links)
 
 
 @pytest.mark.parametrize(

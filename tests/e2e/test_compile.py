@@ -266,9 +266,7 @@ def test_a_layer_may_have_a_name_that_ends_as_a_part_does(name):
     weights = np.random.default_rng(0).standard_normal((2048, 512), np.float32) / 32
     node = helper.make_node("Gemm", ["x", "w"], ["y"], name)
     compiled = compile_only(onnx_model([node], {"x": [1, 2048]}, {"y": [1, 512]}, {"w": weights}))
-    assert [region.mode for region in compiled.report.regions] == [
-        "PIM"
-    ] and compiled.verification.is_verified
+    assert [r.mode for r in compiled.report.regions] == ["PIM"] and compiled.verification.is_verified
 
 
 @pytest.mark.long

@@ -150,9 +150,7 @@ def test_a_network_that_pim_computes_alone(capsys, tmp_path):
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     path = save_network(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
     assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
-    assert [choice["mode"] for choice in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
-        "PIM"
-    ]
+    assert [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == ["PIM"]
     assert run(capsys, "run", tmp_path / "out")[0] == 0
 
 
@@ -167,9 +165,7 @@ VIEWS = {
 @pytest.mark.parametrize("what", long_but(list(VIEWS)[:1], list(VIEWS)))
 def test_networks_that_only_look_at_their_inputs_copy_them(capsys, tmp_path, what):
     last, constants = VIEWS[what]
-    path = save_network(
-        tmp_path, [last], [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    )
+    path = save_network(tmp_path, [last], [numpy_helper.from_array(v, n) for n, v in constants.items()])
     model = onnx.load(path)
     model.opset_import[0].version = 18
     onnx.save(model, path)

@@ -133,11 +133,9 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
         assert (reread_regions.regions, reread_regions.outputs) == (regions.regions, regions.outputs)
     assert LAYER_ROLES.read(back.module) == LAYER_ROLES.read(change.network.module)
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    written_graph = onnx.load(path).graph
-    named = {tensor.name for tensor in written_graph.initializer}
-    assert named <= {operand for node in written_graph.node for operand in node.input}, (
-        "a weight that nothing reads"
-    )
+    graph = onnx.load(path).graph
+    named = {tensor.name for tensor in graph.initializer}
+    assert named <= {operand for node in graph.node for operand in node.input}, "a weight that nothing reads"
 
 
 def test_biases_are_pushed_through_layers_of_the_drawn_network():
@@ -203,13 +201,11 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     report = run_json(capsys, "decompose toy", *options)
     assert report["bytes"] == path.stat().st_size and report["calibration"]["samples"] == 4
     assert report["weight_bytes"] < report["weight_bytes_original"]
-    arguments = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
+    args = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
     assert "give where once" in error_line(
-        capsys, 2, "decompose vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]
+        capsys, 2, "decompose vgg-11", *args[:1], "tucker:0.5,where=here", *args[2:]
     )
-    assert "leaves all layers of 'toy' as they are" in error_line(
-        capsys, 2, "decompose toy --quiet", *arguments
-    )
+    assert "leaves all layers of 'toy' as they are" in error_line(capsys, 2, "decompose toy --quiet", *args)
 
 
 @pytest.mark.long

@@ -289,12 +289,7 @@ MEMOIZED_FUNCTIONS = [
     (
         PoolPlanning,
         "pool_bytes",
-        lambda self, module, target, system: (
-            tvm_ffi.structural_hash(module),
-            str(target),
-            system_key(system),
-            self,
-        ),
+        lambda self, module, target, s: (tvm_ffi.structural_hash(module), str(target), system_key(s), self),
     ),
 ]
 _MEMO = {}

@@ -98,9 +98,7 @@ def test_a_front_has_layers_that_suit_each_figure():
         evaluation = search_result.evaluation
         best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
         assert min(point.figures[number] for point in points) <= best * (1 + 1e-9)
-    layers = {
-        frozenset(name for plan_choice in p.plan.choices for name in plan_choice.regions) for p in points
-    }
+    layers = {frozenset(name for c in p.plan.choices for name in c.regions) for p in points}
     assert len(layers) > 1
     for point in points:
         question = SearchRequest.from_arguments(

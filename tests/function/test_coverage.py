@@ -90,16 +90,12 @@ def test_a_doubled_command_is_counted(layer, schedule):
     program = layer.lower(schedule)
     stream = flat(program.channels[0])
     for kind in (Comp, Readres):
-        index = first(stream, kind)
-        coverage_report = product_coverage(
-            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
-        )
-        assert coverage_report.repeated > 0 and (coverage_report.missing > 0) == (kind is Readres), kind
+        i = first(stream, kind)
+        report = product_coverage(with_stream(program, 0, [*stream[:i], stream[i], *stream[i:]]))
+        assert report.repeated > 0 and (report.missing > 0) == (kind is Readres), kind
     for kind in (Gwrite, GAct):  # they write the same values again
-        index = first(stream, kind)
-        assert product_coverage(
-            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
-        ).exact
+        i = first(stream, kind)
+        assert product_coverage(with_stream(program, 0, [*stream[:i], stream[i], *stream[i:]])).exact
 
 
 SHIFTS = {

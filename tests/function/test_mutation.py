@@ -191,29 +191,23 @@ def shift_channel(case: MutationCase, offset: int) -> Iterator[list[Node]]:
 def shift_column(case: MutationCase) -> Iterator[list[Node]]:
     """A run that leaves out its first column, or its last at the end of a row."""
 
-    def matters(index: int) -> bool:
-        return {0, case.stream[index].count - 1} <= set(case.living(index))
+    def matters(i: int) -> bool:
+        return {0, case.stream[i].count - 1} <= set(case.living(i))
 
-    for index in nodes(case, Comp, matters):
-        run = case.stream[index]
+    for i in nodes(case, Comp, matters):
+        run = case.stream[i]
         offset = -1 if run.column.base + run.count == case.program.columns_per_row else 1
-        yield [
-            *case.stream[:index],
-            replace(run, column=shift_affine(run.column, offset)),
-            *case.stream[index + 1 :],
-        ]
+        yield [*case.stream[:i], replace(run, column=shift_affine(run.column, offset)), *case.stream[i + 1 :]]
 
 
 def early_readres(case: MutationCase) -> Iterator[list[Node]]:
     """A READRES before the last COMPs that it reads."""
-    for index in nodes(case, Readres):
-        buffer = case.stream[index].buffer
-        runs = [
-            i for i in range(index) if isinstance(case.stream[i], Comp) and case.stream[i].buffer == buffer
-        ]
+    for k in nodes(case, Readres):
+        buffer = case.stream[k].buffer
+        runs = [i for i in range(k) if isinstance(case.stream[i], Comp) and case.stream[i].buffer == buffer]
         if case.living(runs[-1]):
             mutant = list(case.stream)
-            mutant.insert(runs[-1], mutant.pop(index))
+            mutant.insert(runs[-1], mutant.pop(k))
             yield mutant
 
 

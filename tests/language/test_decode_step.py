@@ -124,12 +124,9 @@ def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes
     assert decode.regions(tokens) == regions and decode.regions(tokens).digest == regions.digest
     plan = replace(decode.search_result.plan, model=regions.digest)
     planned = replace(request, search_request=request.search_request.with_changes(plan=plan))
-    _, _, exact_step = planned.place()
+    _, _, exact = planned.place()
     charges = decode.charges(tokens)
-    for actual, expected in (
-        (charges.evaluation, exact_step.evaluation),
-        (charges.baseline, exact_step.baseline),
-    ):
+    for actual, expected in ((charges.evaluation, exact.evaluation), (charges.baseline, exact.baseline)):
         assert actual.latency_ns == expected.latency_ns and actual.energy_pj == expected.energy_pj
 
 

@@ -116,11 +116,9 @@ def greedy(decoder: TorchDecoder, tokens: list[int], n: int) -> tuple[int, ...]:
     sequence = list(tokens)
     empty = [torch.zeros(1, decoder.kv_heads, 0, 8) for _ in NAMES]
     while len(sequence) < len(tokens) + n:
-        token_ids = torch.tensor([sequence])
+        ids = torch.tensor([sequence])
         with torch.no_grad():
-            logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(len(sequence))[None], empty)[
-                0
-            ]
+            logits = decoder(ids, torch.ones_like(ids), torch.arange(len(sequence))[None], empty)[0]
         sequence.append(int(logits[0, -1].argmax()))
     return tuple(sequence[len(tokens) :])
 
@@ -149,9 +147,7 @@ def test_a_file_of_fp16_is_widened():
     assert generation.max_relative_error <= generation.bound == 1e-5 and generation.sure_tokens == 3
     network = frontend.load(model, context=8)
     state_types = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
-    assert list(state_types) == NAMES and {str(state_type.dtype) for state_type in state_types.values()} == {
-        "float32"
-    }
+    assert list(state_types) == NAMES and {str(t.dtype) for t in state_types.values()} == {"float32"}
 
 
 @pytest.mark.long
@@ -188,10 +184,8 @@ def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
     right = language.reference().step(tokens)[-1]
     with torch.no_grad():
         empty = [torch.zeros(1, 2, 0, 8) for _ in NAMES]
-        token_ids = torch.tensor(tokens)[None]
-        torch_logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(4)[None], empty)[0][
-            0, -1
-        ].numpy()
+        ids = torch.tensor(tokens)[None]
+        torch_logits = decoder(ids, torch.ones_like(ids), torch.arange(4)[None], empty)[0][0, -1].numpy()
     assert np.abs(right - torch_logits).max() < 1e-4
     step = language.step(5, 4, 1)
     products = frozenset(node.name for node in step.graph.node if node.op_type in ("MatMul", "Gemm"))

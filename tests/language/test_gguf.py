@@ -33,10 +33,7 @@ END = 256
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a product as GGUF has them: first of a head's first half, first of its second, and so on."""
     return np.concatenate(
-        [
-            head[[row + half for row in range(SIZE // 2) for half in (0, SIZE // 2)]]
-            for head in np.split(rows, heads)
-        ]
+        [head[[i + d for i in range(SIZE // 2) for d in (0, SIZE // 2)]] for head in np.split(rows, heads)]
     )
 
 
@@ -59,9 +56,7 @@ def draw(tied: bool, experts: int = 0) -> dict[str, np.ndarray]:
             "feed_forward_norm.scale": (HIDDEN,),
         }
         if experts:
-            block |= {
-                f"{part}.weight": (experts, *block[f"{part}.weight"]) for part in ("gate", "up", "down")
-            }
+            block |= {f"{p}.weight": (experts, *block[f"{p}.weight"]) for p in ("gate", "up", "down")}
             block["router.weight"] = (HIDDEN, experts)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
     return {name: rng.normal(0.1, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -290,10 +285,7 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             "has a tensor 'blk.0.attn_x.bias', which is not supported",
         ),
         *(
-            (
-                {"extra": lambda writer, key=key, kind=kind, value=value: add_key(writer, key, kind, value)},
-                key,
-            )
+            ({"extra": lambda w, key=key, kind=kind, value=value: add_key(w, key, kind, value)}, key)
             for key, kind, value in (
                 ("llama.attention.clamp_kqv", "float32", 8.0),
                 ("llama.attention.causal", "bool", False),

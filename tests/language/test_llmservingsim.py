@@ -131,9 +131,7 @@ def test_the_table_is_the_attention_csv_of_each_number_of_devices(exported, tmp_
     assert [(int(row["n_decode"]), int(row["kv_decode"])) for row in rows] == [
         (row["batch"], row["tokens"]) for row in expected
     ]
-    assert [float(row["time_us"]) * 1e3 for row in rows] == pytest.approx(
-        [row["ns"] for row in expected], abs=0.06
-    )
+    assert [float(r["time_us"]) * 1e3 for r in rows] == pytest.approx([r["ns"] for r in expected], abs=0.06)
     assert all("simulated" in row["source"] and row["prefill_chunk"] == "0" for row in rows)
     capsys.readouterr()
     assert "shared by 1, 2" in error_line(capsys, 2, *command, "--devices", "3")

@@ -393,9 +393,7 @@ def test_launches_of_a_primitive_share_what_they_take_together(cpu):
     (measured,) = set(cpu.measure(kernels, GPU, "fp32"))
     together_ns = max(measured.cold_ns - 2 * measured.launch_ns, 0.0)
     assert sum(cost.execution_ns for cost in costs) == pytest.approx(together_ns) and together_ns > 0
-    assert {(cost.provenance, cost.launch_ns) for cost in costs} == {
-        (Provenance.MEASURED, measured.launch_ns)
-    }
+    assert {(c.provenance, c.launch_ns) for c in costs} == {(Provenance.MEASURED, measured.launch_ns)}
     modelled = [kernel_cost(kernel, GPU, dtype="fp32").execution_ns for kernel in kernels]
     shares = [cost.execution_ns / ns for cost, ns in zip(costs, modelled)]
     assert shares == pytest.approx([shares[0]] * 3)

@@ -111,9 +111,7 @@ def test_a_plot_shows_every_buffer_where_it_lies(tmp_path):
     plan = memory.plan(lifetimes)
     plot.write(tmp_path / "a.html", lifetimes, plan)
     chart = plot.figure(lifetimes, plan, "memory")
-    drawn = {
-        row["name"]: (row["begin"], row["end"], row["low"], row["high"]) for row in chart["data"]["values"]
-    }
+    drawn = {r["name"]: (r["begin"], r["end"], r["low"], r["high"]) for r in chart["data"]["values"]}
     assert drawn.keys() == {life.name for life in lifetimes}
     for life in lifetimes:
         low = plan.offsets_bytes[life.name]

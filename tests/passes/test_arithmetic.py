@@ -148,9 +148,7 @@ def test_regions_of_a_network():
         helper.make_node("MatMul", ["p", "v"], ["z"], "dense"),
     ]
     weights = {"w": np.ones((6, 4, 3), np.float32), "v": np.ones((6, 5), np.float32)}
-    graph = extract_regions(
-        onnx_graph.from_onnx(shaped_model(nodes, {"x": (2, 4, 10)}, weights, ["z"])), "net"
-    )
+    graph = extract_regions(onnx_graph.from_onnx(shaped_model(nodes, {"x": (2, 4, 10)}, weights, ["z"])), "n")
     macs = {region.name: region.macs for region in graph.regions if region.macs}
     assert macs == {"line": 2 * 10 * 6 * 4 * 3, "product": 2 * 6 * 6 * 10, "dense": 12 * 6 * 5}
     assert [region.geometry is None for region in graph.regions if region.macs] == [False, True, False]

@@ -76,10 +76,7 @@ def test_a_callers_tensor_in_pieces_is_refused():
 def test_views_of_inputs_are_checked():
     """A reshape of an input is the caller's memory under another name."""
     model = onnx_model(
-        [
-            helper.make_node("Flatten", ["x"], ["f"], "flat"),
-            helper.make_node("Softmax", ["f"], ["y"], "soft"),
-        ],
+        [helper.make_node("Flatten", ["x"], ["f"], "flat"), helper.make_node("Softmax", ["f"], ["y"], "s")],
         {"x": [2, 4, 8]},
         {"y": [2, 32]},
     )

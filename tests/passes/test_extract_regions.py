@@ -95,12 +95,10 @@ def test_a_residual_network():
 
 def test_filters_in_the_order_of_the_im2col_vector():
     """[OC, K] with K over (kh, kw, c): what a program multiplies with."""
-    layer_filters = filters(onnx_graph.from_onnx(residual_network()))
-    assert set(layer_filters) == {"stem", "dw", "project", "grouped", "fc"}
-    np.testing.assert_array_equal(
-        layer_filters["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27)
-    )
-    np.testing.assert_array_equal(layer_filters["fc"], weight(5, 6))
+    rows = filters(onnx_graph.from_onnx(residual_network()))
+    assert set(rows) == {"stem", "dw", "project", "grouped", "fc"}
+    np.testing.assert_array_equal(rows["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27))
+    np.testing.assert_array_equal(rows["fc"], weight(5, 6))
 
 
 def test_the_digest_follows_shapes_and_names_but_not_weights():
@@ -112,12 +110,8 @@ def test_the_digest_follows_shapes_and_names_but_not_weights():
     assert regions(residual_network(stem="root")).digest != digest
 
 
-def check_names(first: str, last: str, activation: str) -> None:
-    nodes = [
-        node("Conv", "x w0 b", "a", first),
-        node("Relu", "a", "r", activation),
-        node("Conv", "r w1", "y", last),
-    ]
+def check_names(first: str, last: str, act: str) -> None:
+    nodes = [node("Conv", "x w0 b", "a", first), node("Relu", "a", "r", act), node("Conv", "r w1", "y", last)]
     weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1), "b": weight(4)}
     graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"]))
     assert [r.name for r in graph.regions] == [first, last]

@@ -19,11 +19,9 @@ from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
 def optimize(mod, names=None, **options):
-    """`mod` with copies of these skip connections, or of those that the paper's test passes."""
-    connections = skips(mod, **options)
-    return copy_skips(
-        mod, [s for s in connections if (s.is_profitable() if names is None else s.name in names)]
-    )
+    """`mod` with copies of these skip links, or of those that the paper's test passes."""
+    links = skips(mod, **options)
+    return copy_skips(mod, [s for s in links if (s.is_profitable() if names is None else s.name in names)])
 
 
 def hourglass(*, role: str = "lconv", branch: int = 8):
@@ -97,12 +95,9 @@ def test_what_is_live_between_is_the_reduced_tensor_alone():
     assert (skip.name, skip.uses, skip.reduced) == ("a_out", ("sum",), ("a_core",))
     assert skip.restores == ("a_lconv", "a_bias", "a_out")
     bindings = main_bindings(copy_skips(before, [skip]))
-    step_of = {b.var.name: step for step, b in enumerate(bindings)}
+    steps = {b.var.name: step for step, b in enumerate(bindings)}
     last = {v.name: step for step, b in enumerate(bindings) for v in relax.analysis.free_vars(b.value)}
-    assert (
-        last["a_out"] == step_of["b_fconv"]
-        and last["a_core"] == step_of["a_lconv_copy"] == step_of["sum"] - 3
-    )
+    assert last["a_out"] == steps["b_fconv"] and last["a_core"] == steps["a_lconv_copy"] == steps["sum"] - 3
 
 
 def test_costs_of_a_copy_by_hand():

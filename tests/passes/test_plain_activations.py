@@ -45,9 +45,7 @@ def test_other_slopes_are_left():
     ir.assert_structural_equal(PlainActivations()(before), before)
 
 
-def spell_gelu(
-    emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1.0, root=ROOT
-):
+def spell_gelu(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1, root=ROOT):
     """A GELU of `x` in the operators of exporters: its factors in any order, its operands swapped or not."""
     const = lambda value: relax.const(value, "float32")  # noqa: E731
     pair = lambda name, a, b: (b, a) if name in swapped else (a, b)  # noqa: E731

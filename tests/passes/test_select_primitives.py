@@ -136,12 +136,10 @@ def test_kernels_for_a_gpu(first):
     for gv, function in kernels.items():
         after[gv] = one_after_the_other(function.with_attr("global_symbol", gv.name_hint))
     x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
-    result = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](
-        tvm.runtime.tensor(x)
-    ).numpy()
+    got = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     (expected,) = run(mod, x)
     assert len(kernels) == 5
-    assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_an_operator_of_a_gpu_stays_one():

@@ -39,9 +39,7 @@ FUNCTIONS = {
     "modes": mode_placement,
     "rotations": rotate,
     "ratios": ratio,
-    "spectrogram": lambda x: torch.stft(
-        x.flatten(1), 8, 4, window=torch.hann_window(8), return_complex=True
-    ).abs(),
+    "stft": lambda x: torch.stft(x.flatten(1), 8, 4, window=torch.hann_window(8), return_complex=True).abs(),
 }
 
 

@@ -120,9 +120,7 @@ FUNCTIONS = {
     "maxima of bags": lambda x: F.embedding_bag(
         torch.arange(4), x[0, 0], torch.tensor([0, 0, 3, 4]), mode="max", include_last_offset=True
     ),
-    "padded bags": lambda x: F.embedding_bag(
-        torch.tensor([[0, 3], [2, 3]]), x[0, 1], mode="mean", padding_idx=3
-    ),
+    "padded": lambda x: F.embedding_bag(torch.tensor([[0, 3], [2, 3]]), x[0, 1], mode="mean", padding_idx=3),
     "distances of pairs": lambda x: F.pdist(x[0, 0]) + F.pdist(x[0, 0], 1),
     "functions of integers": lambda x: ((x * 9).int().abs() + 1).log() + (x * 9).int() / 2 + (x > 0).exp(),
     "bilinear form": lambda x: F.bilinear(x[0, 0], x[0, 1], x[0, :4, :7, :7]),
@@ -149,12 +147,8 @@ FUNCTIONS = {
     "ends of gamma": lambda x: torch.cat([f(EDGES) for f in (torch.lgamma, torch.digamma)]),
     "logarithms of sums": lambda x: torch.logcumsumexp(60 * x, 2),
     "of infinities": lambda x: torch.logcumsumexp(EDGES[2:], 0),
-    "wide volumes": lambda x: F.conv_transpose3d(
-        x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1
-    ),
-    "volumes of groups": lambda x: F.conv_transpose3d(
-        x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2
-    ),
+    "wide": lambda x: F.conv_transpose3d(x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1),
+    "groups": lambda x: F.conv_transpose3d(x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2),
     "rows": lambda x: x[0].index_put((torch.tensor([-1, 2]),), x[0, :2]),
 }
 

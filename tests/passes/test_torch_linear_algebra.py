@@ -30,13 +30,9 @@ FUNCTIONS = {
     "solutions of vectors": lambda x: linalg.solve(x[1], x[0, 0]),
     "solutions from the right": lambda x: linalg.solve(x, x[:, :2], left=False),
     "Cholesky": lambda x: linalg.cholesky(x[0]),
-    "solutions by Cholesky": lambda x: torch.cholesky_solve(
-        x[0], linalg.cholesky(x[0], upper=True), upper=True
-    ),
+    "by Cholesky": lambda x: torch.cholesky_solve(x[0], linalg.cholesky(x[0], upper=True), upper=True),
     "triangles": lambda x: linalg.solve_triangular(x[0].tril(), x[1], upper=False),
-    "upper triangles": lambda x: linalg.solve_triangular(
-        x[0], x[1], upper=True, left=False, unitriangular=True
-    ),
+    "upper ones": lambda x: linalg.solve_triangular(x[0], x[1], upper=True, left=False, unitriangular=True),
     "exponentials": lambda x: linalg.matrix_exp(x),
     "powers": lambda x: linalg.matrix_power(x, -2),
 }

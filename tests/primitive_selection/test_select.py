@@ -83,9 +83,7 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
 def test_pictures_show_what_was_found(measured, model, over):
     _, path = measured
     selection = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
-    panels = [
-        view["data"]["values"] for row in figures.figure(selection)["vconcat"] for view in row["hconcat"]
-    ]
+    panels = [v["data"]["values"] for row in figures.figure(selection)["vconcat"] for v in row["hconcat"]]
     times, memory, front, speedups, layers, families = panels
     kinds = {**selection.baselines, "selected": selection.selected.sums}
     heights = {row["name"]: row["value"] for row in times}

@@ -40,9 +40,7 @@ def runs(maker):
 def test_a_part_is_charged_on_its_device(maker):
     """A launch each, both ways over the crossbar, and beside it the traffic of the GPU's kernels."""
     candidate = pipelines.make(maker, BLOCK)
-    gpu, pim, crossbar = (
-        [t for t in candidate.tasks if t.resource == name] for name in ("gpu", "pim", "crossbar")
-    )
+    gpu, pim, crossbar = ([t for t in candidate.tasks if t.resource == n] for n in ("gpu", "pim", "crossbar"))
     assert [len(gpu), len(pim), len(crossbar)] == [3, 6, 9]
     assert all(task.launched and task.launch_ns > 0 for task in gpu)
     assert all(task.launch_ns == maker.system.pim_launch_ns for task in pim)
@@ -160,10 +158,7 @@ def test_only_what_pays_is_offered(maker, runs):
             {"modes": (Mode.PIM, Mode.PIM, Mode.GPU)},
             f"what PIM leaves undone of '{EXPAND}' needs the GPU before PIM can go on",
         ),
-        (
-            {"regions": ("stem.conv", EXPAND), "modes": (Mode.PIM, Mode.GPU)},
-            "'stem.conv': its kernel does more",
-        ),
+        ({"regions": ("stem.conv", EXPAND), "modes": (Mode.PIM, Mode.GPU)}, "'stem.conv': its kernel does"),
         ({"cuts": (16,)}, "ascending rows of 1 to 15"),
         ({"cuts": (15,)}, "computes no rows"),
         (

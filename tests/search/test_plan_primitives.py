@@ -196,9 +196,7 @@ def test_a_plan_file_names_them(toy):
     reapplied = apply(graph, SYSTEM, Plan.from_json(search_result.plan.to_json()))
     assert reapplied.candidates == search_result.candidates
     assert reapplied.evaluation.latency_ns == search_result.evaluation.latency_ns
-    assert reapplied.gpu_only.latency_ns == search_result.gpu_only.latency_ns, (
-        "the baseline has primitives too"
-    )
+    assert reapplied.gpu_only.latency_ns == search_result.gpu_only.latency_ns, "the baseline has them too"
     for name, primitive in chosen.items():
         explained = explain(search_result, graph.region(name))
         starred = [c.name for c in explained.candidates if c.chosen]

@@ -77,9 +77,7 @@ def test_pim_times_come_from_the_profiler(toy):
 
 def test_a_scheduling_level_restricts_loop_orders_and_enters_the_digest(toy):
     search_results = {level: search(toy, system(scheduling=level)) for level in SCHEDULINGS}
-    assert len({search_result.plan.system for search_result in search_results.values()}) == len(
-        search_results
-    )
+    assert len({r.plan.system for r in search_results.values()}) == len(search_results)
     for level, search_result in search_results.items():
         region = toy.region("widen.conv")
         orders = schedules(region.geometry, search_result.system.pim, "fp16", level)

@@ -45,9 +45,7 @@ SYSTEMS = {
 def split_candidates(generator, region):
     """Every split with its candidate, whatever the search finds."""
     splits = all_splits(region.geometry, generator.system.pim)
-    return {
-        split: generator.make(region, SplitRewrite.from_split(split, region.geometry)) for split in splits
-    }
+    return {s: generator.make(region, SplitRewrite.from_split(s, region.geometry)) for s in splits}
 
 
 @pytest.mark.long

@@ -44,10 +44,8 @@ def price(kernel: Kernel, channels: int) -> float:
     return kernel_cost(kernel, GPU, dtype="fp16", channels=channels).total_ns
 
 
-def tilings_of(shape):
-    return (
-        GroupTiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1))
-    )
+def tilings_of(dims):
+    return (GroupTiling(h=h, w=w) for h, w in itertools.product(range(1, dims[1] + 1), range(1, dims[2] + 1)))
 
 
 @settings(max_examples=examples(24))
@@ -260,9 +258,7 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
         == search_result.group_tilings()
     )
     carried = apply(without, SYSTEM, search_result.plan.to_graph(without, can_compute))
-    assert not carried.group_tilings() and {carried.candidate_by_region[name].name for name in covers} == {
-        "GPU"
-    }
+    assert not carried.group_tilings() and {carried.candidate_by_region[n].name for n in covers} == {"GPU"}
 
 
 def test_pending_work_is_settled_before_a_group(toy):

@@ -36,8 +36,8 @@ def cases(draw):
         )
     )
     gaps, prompts, new = (np.array(column) for column in zip(*tokens))
-    requests = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
-    least = -(-requests.max_tokens // page)
+    trace = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
+    least = -(-trace.max_tokens // page)
     limits = ServingLimits(
         max_batch=draw(st.integers(1, MAX_BATCH)),
         chunk_tokens=draw(st.integers(1, 12)),
@@ -47,11 +47,7 @@ def cases(draw):
     )
     times = step_times(seed=draw(st.integers(0, 3)))
     rows = limits.max_batch + 1
-    return (
-        requests,
-        limits,
-        replace(times, decode_ps=times.decode_ps[:rows], decode_pj=times.decode_pj[:rows]),
-    )
+    return (trace, limits, replace(times, decode_ps=times.decode_ps[:rows], decode_pj=times.decode_pj[:rows]))
 
 
 @given(cases())

@@ -319,9 +319,7 @@ def test_a_grid_finds_jumps_after_tiles_without_halving_its_way_to_them():
 
 
 def test_a_grid_learns_from_a_random_point_that_it_misses():
-    grid = StepGrid(
-        cost=lambda size, length: curve(size, length) + (length == 700) * 50, sizes=[1], lengths=[2, 2048]
-    )
+    grid = StepGrid(cost=lambda size, n: curve(size, n) + (n == 700) * 50, sizes=[1], lengths=[2, 2048])
     grid.refine()
     assert 700 not in grid.lengths
     grid.hold_out([(1, 1900), (1, 700)])

@@ -73,10 +73,8 @@ def test_phases_hold_every_unit_once(pixels, tiles, channels, groups):
 
 
 def test_channels_that_divide_the_work_share_it_evenly():
-    phases = lockstep_phases(49, 32, 16, 1)
-    assert [(len(p.pixels), len(p.tiles), p.groups, p.channels_per_group) for p in phases] == [
-        (49, 32, 1, 16)
-    ]
+    parts = lockstep_phases(49, 32, 16, 1)
+    assert [(len(p.pixels), len(p.tiles), p.groups, p.channels_per_group) for p in parts] == [(49, 32, 1, 16)]
 
 
 @pytest.mark.long

@@ -200,9 +200,7 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
     ]
     comparisons = compare(replay, programs, newton)
     assert len(comparisons) == 2 * len(programs) == 36
-    assert [
-        comparison for comparison in comparisons if not (comparison.cycles_agree and comparison.counts_agree)
-    ] == []
+    assert [c for c in comparisons if not (c.cycles_agree and c.counts_agree)] == []
     assert max(comparison.simulated.commands["REF"] for comparison in comparisons) > 4
     hidden = [comparison.simulated.cycles for comparison in comparisons if comparison.gwrite_hiding]
     shown = [comparison.simulated.cycles for comparison in comparisons if not comparison.gwrite_hiding]

@@ -186,11 +186,7 @@ def convolutions_of(name):
     graph = graph_of(name)
     dims = {value.name: zoo.dims_of(value) for value in graph.input}
     strides = ({entry.name: entry.ints for entry in node.attribute}.get("strides") for node in graph.node)
-    return [
-        (dims[node.input[1]], stride[0])
-        for node, stride in zip(graph.node, strides)
-        if node.op_type == "Conv"
-    ]
+    return [(dims[n.input[1]], stride[0]) for n, stride in zip(graph.node, strides) if n.op_type == "Conv"]
 
 
 def test_ssd_resnet50_is_resnet50_and_heads():
