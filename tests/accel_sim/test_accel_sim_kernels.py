@@ -415,16 +415,8 @@ def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
 
 
 def test_kernels_without_a_convolution():
-    plain = Kernel(
-        kind="gemm",
-        m=49,
-        n=64,
-        k=40,
-        macs=49 * 64 * 40,
-        input_bytes=3920,
-        weight_bytes=5120,
-        output_bytes=6272,
-    )
+    moved = {"input_bytes": 3920, "weight_bytes": 5120, "output_bytes": 6272}
+    plain = Kernel(kind="gemm", m=49, n=64, k=40, macs=49 * 64 * 40, **moved)
     conv = convolution_kernel(ConvGeometry(n=1, h=7, w=7, c=40, oc=64), "fp16")
     assert dataclasses.replace(conv, geometry=None) == plain
     plain_text, conv_text = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))

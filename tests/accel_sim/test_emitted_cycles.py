@@ -170,10 +170,8 @@ def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
     assert len(launches(scaled, GPU, "fp16", 16)) == 2
     # A residual, or one more tensor that is stored, is no map.
     for extra_inputs, extra_outputs in ((480, 0), (128, 128)):
-        sizes = {
-            "input_bytes": unscaled.input_bytes + extra_inputs,
-            "output_bytes": unscaled.output_bytes + extra_outputs,
-        }
+        sizes = {"input_bytes": unscaled.input_bytes + extra_inputs}
+        sizes |= {"output_bytes": unscaled.output_bytes + extra_outputs}
         assert len(launches(dataclasses.replace(unscaled, **sizes), GPU, "fp16")) == 1
 
 

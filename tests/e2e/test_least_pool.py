@@ -49,10 +49,7 @@ def min_pool_bytes(network, **options) -> int:
     """The least that ``pimflow memory`` plans, with any of its options that keep the outputs."""
     skips, runs = {"optimize_skips": "pool"}, {"fuse_activations": True}
     option_sets = [skips, runs, skips | runs | {"reorder": True}]
-    return min(
-        plan_memory(network, SYSTEM, **options, **extra_options).plan.pool_bytes
-        for extra_options in option_sets
-    )
+    return min(plan_memory(network, SYSTEM, **options, **more).plan.pool_bytes for more in option_sets)
 
 
 def place_network(network, **keywords):

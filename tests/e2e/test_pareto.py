@@ -37,10 +37,7 @@ def test_no_plan_is_beaten(compiled):
     figures = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
     assert 2 <= len(figures) <= 5
     for point in figures:
-        assert not any(
-            other_point != point and all(a <= b for a, b in zip(other_point, point))
-            for other_point in figures
-        )
+        assert not any(p != point and all(a <= b for a, b in zip(p, point)) for p in figures)
     assert figures == sorted(figures)
 
 

@@ -55,11 +55,7 @@ NETWORKS = {
 }
 # The target, what it stores, and whether regions are fused.
 BUILDS = [("cuda+pim", "fp16", True), ("cuda+pim", "fp32", True), ("llvm+pim", "fp32", False)]
-CASES = [
-    (name, build_options)
-    for name in NETWORKS
-    for build_options in BUILDS[: 1 if name == "toy, two at once" else None]
-]
+CASES = [(name, b) for name in NETWORKS for b in BUILDS[: 1 if name == "toy, two at once" else None]]
 QUICK = [("wide branches", BUILDS[2])]
 
 

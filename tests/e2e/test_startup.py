@@ -76,11 +76,8 @@ def test_a_program_that_imports_pimflow_keeps_pytorch_in_tvm(tmp_path):
     """Only the command's own process does without."""
     (tmp_path / "torch.py").write_text(TORCH, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-c", "import pimflow.host.native; pimflow.host.native.load()"],
-        env=environment,
-        check=True,
-    )
+    code = "import pimflow.host.native; pimflow.host.native.load()"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert (tmp_path / "asked").exists()
 
 

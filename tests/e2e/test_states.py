@@ -57,12 +57,8 @@ def built(request):
     """A decoder with a context, its plan and its build."""
     network = frontend.load(decoder(**request.param), context=CONTEXT)
     search_result = search(extract_regions(network.module), system())
-    return (
-        network,
-        search_result,
-        build.build(network, search_result, targets.target_by_name("llvm+pim")),
-        request.param,
-    )
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
+    return network, search_result, network_build, request.param
 
 
 @pytest.mark.long

@@ -153,12 +153,8 @@ def _networks(_folder: Path) -> list[bytes]:
         helper.make_node("Concat", ["u", "l"], ["y"], "y", axis=1),
     ]
     vectors = [random_tensor(n, 8) for n in "bs"] + [numpy_helper.from_array(np.full(8, 2, np.float32), "v")]
-    weights = [
-        random_tensor("w", 8, 4, 3, 3),
-        random_tensor("d", 8, 1, 1, 1),
-        random_tensor("m", 8, 8),
-        *vectors,
-    ]
+    weights = [random_tensor("w", 8, 4, 3, 3), random_tensor("d", 8, 1, 1, 1)]
+    weights += [random_tensor("m", 8, 8), *vectors]
     to = numpy_helper.from_array(np.int64([1, 16, 4]), "to")
     models = []
     for nodes, shape, stored in (

@@ -64,14 +64,8 @@ def test_what_was_asked_for_is_charged_by_its_lengths():
 
 def test_sizes_that_are_no_line_are_said_to_be_none():
     def regions(*shape: int) -> RegionGraph:
-        region = Region(
-            name="r",
-            operator="add",
-            operators=("add",),
-            inputs=("%x",),
-            input_shapes=(shape,),
-            output_shape=shape,
-        )
+        shapes = {"input_shapes": (shape,), "output_shape": shape}
+        region = Region(name="r", operator="add", operators=("add",), inputs=("%x",), **shapes)
         return RegionGraph(name="g", regions=(region,), outputs=("r",))
 
     by_length = GraphByLength(places=9, longer=(9, regions(1, 18)), shorter=(4, regions(1, 8)))

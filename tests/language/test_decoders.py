@@ -145,11 +145,8 @@ class DecoderSession:
         """Logits; `past` has keys and values of `seen` tokens, and then those of these tokens too."""
         mask = np.zeros((1, self.context), np.int64)
         mask[:, self.context - seen - self.tokens :] = 1
-        values = {
-            "input_ids": tokens[None],
-            "attention_mask": mask,
-            "position_ids": np.arange(seen, seen + self.tokens)[None],
-        }
+        places = np.arange(seen, seen + self.tokens)
+        values = {"input_ids": tokens[None], "attention_mask": mask, "position_ids": places[None]}
         rng = np.random.default_rng(0)
         for value in self.session.get_inputs():
             if value.name not in values:

@@ -37,12 +37,8 @@ class TorchDecoder(torch.nn.Module):
 
     def block(self) -> torch.nn.ModuleDict:
         keys, linear = self.kv_heads * self.size, torch.nn.Linear
-        parts = {
-            "query": linear(32, 32),
-            "key": linear(32, keys),
-            "value": linear(32, keys),
-            "out": linear(32, 32),
-        }
+        parts = {"query": linear(32, 32), "key": linear(32, keys)}
+        parts |= {"value": linear(32, keys), "out": linear(32, 32)}
         parts |= {"up": linear(32, 64), "down": linear(64, 32)}
         return torch.nn.ModuleDict(parts | {name: torch.nn.LayerNorm(32) for name in ("first", "second")})
 
@@ -191,10 +187,5 @@ def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
     products = frozenset(node.name for node in step.graph.node if node.op_type in ("MatMul", "Gemm"))
     moved = [np.abs(logits[-1] - right).max() for logits in language.perturbed_logits(products, tokens)]
     assert len(set(moved)) > 1 and 1e-5 < max(moved) < 1e-1
-    assert (
-        max(
-            np.abs(rounded_logits[-1] - right).max()
-            for rounded_logits in language.perturbed_logits(frozenset(), tokens)
-        )
-        < 1e-5
-    )
+    rounded = language.perturbed_logits(frozenset(), tokens)
+    assert max(np.abs(logits[-1] - right).max() for logits in rounded) < 1e-5

@@ -141,12 +141,8 @@ def add_key(writer, key, kind, value):
 def test_weights_are_those_that_were_written(tmp_path, tied):
     weights = draw(tied)
     decoder = read_decoder(write(tmp_path / "small.gguf", weights))
-    assert (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_size) == (
-        LAYERS,
-        HEADS,
-        KV_HEADS,
-        SIZE,
-    )
+    sizes = (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_size)
+    assert sizes == (LAYERS, HEADS, KV_HEADS, SIZE)
     assert (decoder.rotary_base, decoder.max_context, decoder.tied) == (100000.0, 48, tied)
     stored = zoo.decoder_weights(decoder)
     assert stored.keys() == weights.keys()
@@ -210,16 +206,8 @@ def test_tables_of_tokens_that_do_not_belong_together_are_refused(tmp_path, merg
 
 def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    scores = {
-        "\u2581": -9.0,
-        "t": -8.0,
-        "h": -8.5,
-        "e": -7.0,
-        "th": -2.0,
-        "he": -1.0,
-        "\u2581t": -3.0,
-        "\u2581the": -1.5,
-    }
+    scores = {"\u2581": -9.0, "t": -8.0, "h": -8.5, "e": -7.0}
+    scores |= {"th": -2.0, "he": -1.0, "\u2581t": -3.0, "\u2581the": -1.5}
     scores["the"] = -1.2
     path = tmp_path / "pieces.gguf"
     writer = GGUFWriter(path, "llama")

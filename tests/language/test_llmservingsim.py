@@ -51,14 +51,8 @@ def test_the_simulator_gets_our_times_within_the_stated_error(exported):
 def test_the_times_are_those_of_the_device(exported):
     """Of every channel that the request has, for other lengths too; and longer caches take longer."""
     table, pim, cache = exported
-    assert table["for"] == {
-        "model": MODEL,
-        "n_head": 6,
-        "kv_head": 2,
-        "head_dim": 32,
-        "channel_split": 2,
-        "dtype": "fp16",
-    }
+    sizes = {"n_head": 6, "kv_head": 2, "head_dim": 32, "channel_split": 2}
+    assert table["for"] == {"model": MODEL, "dtype": "fp16", **sizes}
     assert list(table["attn_model"]) == [f"{pim}_pim"] and len(table["made"]) == 3
     times_ns = list(table["points_ns"].values())
     assert times_ns == sorted(times_ns)

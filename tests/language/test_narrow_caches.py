@@ -47,10 +47,7 @@ def small_system(name: str) -> System:
     base = pimflow.system("phone") if name == "phone" else pimflow.system(pim=name)
     spec = base.pim
     whole = spec.comp_starts_at_row  # then a buffer holds a row
-    operands = tuple(
-        replace(operand, buffer_elements=8 * operand.multiplications if whole else 0)
-        for operand in spec.operands
-    )
+    operands = tuple(replace(o, buffer_elements=8 * o.multiplications if whole else 0) for o in spec.operands)
     pim = replace(
         spec,
         name="small",

@@ -294,11 +294,8 @@ def test_one_kernel_that_fails_does_not_lose_the_others(monkeypatch, stage):
     told = []
     profiler = CudaProfiler(target=CPU, repeats=3, progress=told.append)
     costs = profiler.costs(requests(SMALL, broken, STREAM), GPU, "fp32")
-    assert [cost.provenance for cost in costs] == [
-        Provenance.MEASURED,
-        Provenance.ANALYTIC,
-        Provenance.MEASURED,
-    ]
+    expected = [Provenance.MEASURED, Provenance.ANALYTIC, Provenance.MEASURED]
+    assert [cost.provenance for cost in costs] == expected
     assert costs[1] == kernel_cost(broken, GPU, dtype="fp32") and not costs[1].device
     assert profiler.failures == {broken: "this one is broken"}
     assert len(told) == 1 and "this one is broken" in told[0] and "\n" not in told[0]

@@ -124,10 +124,7 @@ def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes,
     assert len(region_bytes) == len({*region_bytes}) and all(byte < plan.pool_bytes for byte in region_bytes)
 
     def is_inside(offsets):
-        return all(
-            bytes_of(lifetime, offsets[lifetime.name]) <= {*range(*ranges[lifetime.memory])}
-            for lifetime in spread
-        )
+        return all(bytes_of(t, offsets[t.name]) <= {*range(*ranges[t.memory])} for t in spread)
 
     moved, offset = data.draw(st.sampled_from(spread)), data.draw(st.integers(0, plan.pool_bytes))
     offsets = plan.offsets_bytes | {moved.name: offset}

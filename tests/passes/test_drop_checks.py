@@ -26,13 +26,8 @@ def chain(nodes: int = NODES) -> onnx.ModelProto:
     chain_nodes.append(helper.make_node("Softmax", [f"t{nodes}"], ["s"], "soft"))
     chain_nodes.append(helper.make_node("Softmax", ["s"], ["y"], "softer"))
     values = np.random.default_rng(0).uniform(0.5, 1, (nodes, 4, 8)).astype(np.float32)
-    return onnx_model(
-        chain_nodes,
-        {"x": [4, 8]},
-        {"y": [4, 8]},
-        {f"w{i}": value for i, value in enumerate(values)},
-        name="chain",
-    )
+    weights = {f"w{i}": value for i, value in enumerate(values)}
+    return onnx_model(chain_nodes, {"x": [4, 8]}, {"y": [4, 8]}, weights, name="chain")
 
 
 def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, ...], int]]:

@@ -321,12 +321,8 @@ def test_plan_pool_rewrites_every_allocation():
     after = PlanPool(stack_lifetimes)(before)
     kinds = [operator(b.value) for block in after["main"].body.blocks for b in block.bindings]
     assert kinds.count("memory.alloc_storage") == 1 and "builtin.alloc_tensor" not in kinds
-    tensors = [
-        b.value
-        for block in after["main"].body.blocks
-        for b in block.bindings
-        if operator(b.value) == "memory.alloc_tensor"
-    ]
+    values = [b.value for block in after["main"].body.blocks for b in block.bindings]
+    tensors = [value for value in values if operator(value) == "memory.alloc_tensor"]
     assert [int(call.args[1].value) for call in tensors] == [0, 4 * 4 * 8 * 4]
 
 

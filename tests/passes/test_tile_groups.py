@@ -123,13 +123,8 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     n, h, w, _ = tilings.layers.shapes[covers[-1]]
     parts = data.draw(st.integers(1, h))
     bands = data.draw(st.sampled_from([bands for bands in range(1, parts + 1) if parts % bands == 0]))
-    tiling = GroupTiling(
-        n=data.draw(st.integers(1, n)),
-        h=parts,
-        w=data.draw(st.integers(1, w)),
-        retain=bands < parts,
-        bands=bands,
-    )
+    images, columns = data.draw(st.integers(1, n)), data.draw(st.integers(1, w))
+    tiling = GroupTiling(n=images, h=parts, w=columns, retain=bands < parts, bands=bands)
     tiling = tiling if tiling.retain else replace(tiling, bands=1)
     assert GroupTiling.parse(str(tiling)) == tiling and not tilings.unsupported_reason(covers, tiling)
     outlined = OutlineGroups({covers: str(tiling)})(mod)

@@ -207,10 +207,8 @@ def layout_problems(draw, resources: tuple[str, ...] = RESOURCES, **parameters):
         for pair, ns in moved.items()
         if ns
     }
-    changed = {
-        "epilogue_cost": edges(table.epilogue_cost),
-        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
-    }
+    changed = {"epilogue_cost": edges(table.epilogue_cost)}
+    changed |= {"fused_epilogue_cost": edges(table.fused_epilogue_cost)}
     return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
@@ -299,11 +297,7 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
     def rest(begin: int) -> list[tuple[Candidate, ...]]:
         if begin == len(names):
             return [()]
-        return [
-            (first, *others)
-            for first in table.candidates[names[begin]]
-            for others in rest(begin + len(first.covers))
-        ]
+        return [(c, *more) for c in table.candidates[names[begin]] for more in rest(begin + len(c.covers))]
 
     def open_at(cover: tuple[Candidate, ...]) -> tuple[list[str], list[str]]:
         return ["", *(c.leaves_open for c in cover)], [*(c.requires_open for c in cover), ""]
@@ -397,8 +391,6 @@ def launch_ahead_problems(draw, problem):
         name: tuple(replace(c, tasks=tuple(map(with_launch, c.tasks))) for c in entries)
         for name, entries in table.candidates.items()
     }
-    changed = {
-        "epilogue_cost": edges(table.epilogue_cost),
-        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
-    }
+    changed = {"epilogue_cost": edges(table.epilogue_cost)}
+    changed |= {"fused_epilogue_cost": edges(table.fused_epilogue_cost)}
     return graph, replace(table, candidates=candidates, overlaps_launches=True, **changed)

@@ -223,11 +223,7 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     applied = plan_application.apply(short, SYSTEM, replace(plan, model=short.digest))
     assert [choice.rewrite for choice in applied.plan.choices] == [c.rewrite for c in plan.choices]
     layouts = [
-        [
-            str(cache.to_table())
-            for layer_caches in item.attention().values()
-            for cache in (layer_caches.keys, layer_caches.values)
-        ]
+        [str(cache.to_table()) for a in item.attention().values() for cache in (a.keys, a.values)]
         for item in (applied, search(graph, SYSTEM))
     ]
     assert layouts[0] == layouts[1]

@@ -24,10 +24,7 @@ PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
 BARE = replace(AIM, name="bare-aim", activation_unit=False)
 ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system(pim=BARE), system()
 # Shared by all searches of this file.
-COSTS = {
-    base_system.pim.name: Costs(base_system, Profiling())
-    for base_system in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)
-}
+COSTS = {s.pim.name: Costs(s, Profiling()) for s in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)}
 
 
 def layer(name, epilogue: tuple[str, ...], inputs, oc: int = 32, clip_bounds=(), **changes) -> Region:
@@ -148,10 +145,7 @@ def test_which_activations_end_a_layer(epilogue, clip_bounds, ways):
         for device_epilogue in pim_epilogue.device_epilogues(region, ON_AIM)
     ]
     assert device_epilogues == ways
-    assert (
-        not any(device_epilogue[2] for device_epilogue in ways)
-        or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
-    )
+    assert not any(way[2] for way in ways) or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
     assert all(not e.activation for e in pim_epilogue.profitable_epilogues(region, free))
@@ -174,10 +168,8 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
     same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, PimRewrite())
     assert [replace(t, label="") for t in done.tasks] == [replace(t, label="") for t in same_shape.tasks]
-    assert (
-        done.footprint.bank_rows == same_shape.footprint.bank_rows
-        and done.rewrite.schedule == same_shape.rewrite.schedule
-    )
+    assert done.footprint.bank_rows == same_shape.footprint.bank_rows
+    assert done.rewrite.schedule == same_shape.rewrite.schedule
     pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, raw))
     assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
     if charged == "full":

@@ -31,10 +31,7 @@ def graph():
 def lower_bounds_ns(graph, pim: str | PimSpec, **changes):
     region = graph.region(REGION)
     region = replace(region, geometry=replace(region.geometry, **changes))
-    return {
-        execution.how: execution.lower_bound_ns
-        for execution in elementwise_bounds(region, system(pim=pim), 1000.0)
-    }
+    return {e.how: e.lower_bound_ns for e in elementwise_bounds(region, system(pim=pim), 1000.0)}
 
 
 def test_the_ways_of_each_device(graph):

@@ -219,13 +219,8 @@ def lanes(count: int, length: int, seed: int) -> tuple:
 
     def candidate(name: str, resource: str, number: int) -> Candidate:
         launch_ns, execution_ns, energy_pj = (float(draw.randint(1, 1000)) for _ in range(3))
-        task = Task(
-            label=name,
-            resource=resource,
-            launch_ns=launch_ns,
-            execution_ns=execution_ns,
-            energies_pj={"work": energy_pj},
-        )
+        times = {"launch_ns": launch_ns, "execution_ns": execution_ns}
+        task = Task(label=name, resource=resource, energies_pj={"work": energy_pj}, **times)
         return Candidate(
             name=f"{resource} {number}",
             covers=(name,),

@@ -230,10 +230,8 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     (choice,) = (c for c in search_result.plan.choices if c.regions == covers)
     assert choice.rewrite.tiling == str(tiling) and GroupTiling.parse(str(tiling)) == tiling
     reapplied = apply(toy, SYSTEM, search_result.plan)
-    assert (
-        reapplied.group_tilings() == search_result.group_tilings()
-        and reapplied.evaluation == search_result.evaluation
-    )
+    assert reapplied.group_tilings() == search_result.group_tilings()
+    assert reapplied.evaluation == search_result.evaluation
 
     def apply_changed(**changes):
         return apply(toy, SYSTEM, edited_plan(search_result.plan, choice.region, **changes))
@@ -253,10 +251,8 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     without = replace(toy, fusible=())
     with pytest.raises(PlanError, match="may be part of such a kernel"):
         apply(without, SYSTEM, search_result.plan)
-    assert (
-        apply(toy, SYSTEM, search_result.plan.to_graph(toy, can_compute)).group_tilings()
-        == search_result.group_tilings()
-    )
+    planned = apply(toy, SYSTEM, search_result.plan.to_graph(toy, can_compute))
+    assert planned.group_tilings() == search_result.group_tilings()
     carried = apply(without, SYSTEM, search_result.plan.to_graph(without, can_compute))
     assert not carried.group_tilings() and {carried.candidate_by_region[n].name for n in covers} == {"GPU"}
 

@@ -30,11 +30,8 @@ def step_times(context=CONTEXT, max_batch=MAX_BATCH, seed=0):
 @st.composite
 def cases(draw):
     page = draw(st.integers(1, 5))
-    tokens = draw(
-        st.lists(
-            st.tuples(st.integers(0, 90), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12
-        )
-    )
+    triple = st.tuples(st.integers(0, 90), st.integers(1, 20), st.integers(1, 20))
+    tokens = draw(st.lists(triple, min_size=1, max_size=12))
     gaps, prompts, new = (np.array(column) for column in zip(*tokens))
     trace = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
     least = -(-trace.max_tokens // page)

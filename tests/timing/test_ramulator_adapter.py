@@ -194,10 +194,8 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
     with tarfile.open(Path(__file__).parent / "data/ramulator_recorded.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     replay = executable(tmp_path / "ramulator", REPLAY.format(folder=tmp_path))
-    programs = [
-        ("recorded", path.name, PimProgram.from_json(path.read_text()))
-        for path in sorted(tmp_path.glob("*.pimprog"))
-    ]
+    paths = sorted(tmp_path.glob("*.pimprog"))
+    programs = [("recorded", p.name, PimProgram.from_json(p.read_text())) for p in paths]
     comparisons = compare(replay, programs, newton)
     assert len(comparisons) == 2 * len(programs) == 36
     assert [c for c in comparisons if not (c.cycles_agree and c.counts_agree)] == []
