@@ -232,11 +232,6 @@ def test_an_illegal_plan_is_refused_by_region(toy, changes, says):
     assert region in str(caught.value)
 
 
-def test_a_plan_for_another_network_is_refused(toy):
-    with pytest.raises(PlanError, match="another network"):
-        compile_only("toy", plan=replace(toy[1].plan, model="0" * 16))
-
-
 @pytest.mark.long
 def test_rows_of_zeros_are_charged_and_lie_in_place():
     """One split layer: a fill more than without, no copy, and at most a row of its input more in the pool."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command_line import error_line, run_json
+from command_line import error_line
 
 import pimflow
 from pimflow import frontend
@@ -120,11 +120,6 @@ def test_nothing_is_decomposed_where_nothing_pays():
     assert report.extras.skips is None
     assert report.plan.mixture_gpu_only.latency_ns == report.plan.latency_gpu_only_ns
     assert "0 layers decomposed (tucker:0.9,where=pays), 5 kept" in report_text.table(compiled.report, None)
-
-
-@pytest.mark.long
-def test_without_the_option_nothing_is_said_or_changed(capsys):
-    assert run_json(capsys, "memory toy --policy best")["decomposition"] is None
 
 
 @pytest.mark.long

@@ -58,15 +58,6 @@ def place_network(network, **keywords):
 
 
 @pytest.mark.long
-def test_no_pool_is_larger_than_what_memory_promises():
-    """Nor is that of `compiled`, which is of another network."""
-    search_result, choice = place_network(random_network(2), decompose=REQUEST, objective="memory")
-    assert choice.pool_bytes <= min_pool_bytes(random_network(2), decompose=REQUEST)
-    assert choice.pool_bytes <= min(choice.searched_bytes, choice.frugal_bytes)
-    assert search_result.goal.objective == "memory"
-
-
-@pytest.mark.long
 def test_every_budget_from_the_least_on_is_kept():
     min_bytes = place_network(random_network(4), decompose=REQUEST, objective="memory")[1].pool_bytes
     for share in (1.0, 1.3):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from by_numpy import evaluate_by_numpy
-from graphs import as_module, conv2d_nhwc, inputs, names, operators
+from graphs import as_module, conv2d_nhwc, inputs, names
 from hypothesis import given, settings
 from length import examples
 from skip_graphs import SkipGraph, networks
@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.script import relax as R
 
 from pimflow.relay_passes.decomposition.optimize_skips import COPY_SOURCES, copy_skips, skips
-from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings, rebuild
+from pimflow.relay_passes.flat import LAYER_ROLES, main_bindings
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 
 
@@ -186,13 +186,6 @@ def test_uses_close_to_each_other_share_a_copy():
     after = copy_skips(mod, [connection])
     readers = {b.var.name: [v.name for v in relax.analysis.free_vars(b.value)] for b in main_bindings(after)}
     assert "a_out_copy" in readers["first"] and "a_out_copy" in readers["second"]
-
-
-def test_a_network_without_decomposed_layers_is_left_alone():
-    graph = SkipGraph(3)
-    mod = graph.module(graph.emit(relax.op.nn.relu(graph.conv(graph.x, 4, "conv")), "result"))
-    assert skips(mod) == () and operators(optimize(mod)) == operators(mod)
-    tvm.ir.assert_structural_equal(rebuild(mod, lambda *_: None), optimize(mod))
 
 
 @pytest.mark.parametrize("distance", [1, 4, 9])

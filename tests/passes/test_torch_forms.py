@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import exported, outputs
 from length import long_but
 
 import pimflow
@@ -153,20 +153,17 @@ FUNCTIONS = {
 }
 
 
-class Functions(torch.nn.Module):
-    """The results of all of `FUNCTIONS`."""
-
-    def forward(self, x):
-        return tuple(function(x) for function in FUNCTIONS.values())
+def all_results(x):
+    return tuple(function(x) for function in FUNCTIONS.values())
 
 
 @pytest.mark.long
 def test_functions_give_what_pytorch_gives():
     torch.manual_seed(0)
     x = torch.randn(1, 8, 9, 7)
-    loaded = frontend.load(torch.export.export(Functions(), (x,)))
+    loaded = frontend.load(exported(all_results, x))
     results = dict(zip(FUNCTIONS, outputs(loaded.module, [x.numpy()]), strict=True))
-    for name, expected in zip(FUNCTIONS, Functions()(x), strict=True):
+    for name, expected in zip(FUNCTIONS, all_results(x), strict=True):
         assert results[name].dtype == expected.numpy().dtype, name
         np.testing.assert_allclose(results[name], expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -183,12 +180,8 @@ def test_inputs_on_which_pytorch_fails_are_refused():
 
 
 def test_an_index_by_a_mask_is_refused():
-    class Masked(torch.nn.Module):
-        def forward(self, x):
-            return x[:, torch.tensor([True, False])]
-
     with pytest.raises(UnsupportedOpError, match="an index by a mask is not supported"):
-        frontend.load(torch.export.export(Masked(), (torch.ones(1, 2),)))
+        frontend.load(exported(lambda x: x[:, torch.tensor([True, False])], torch.ones(1, 2)))
 
 
 @pytest.mark.long

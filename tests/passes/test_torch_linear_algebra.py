@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import exported, outputs
 from length import long_but
 
 from pimflow import frontend
@@ -38,20 +38,13 @@ FUNCTIONS = {
 }
 
 
-class LinearAlgebra(torch.nn.Module):
-    def __init__(self, names):
-        super().__init__()
-        self.names = names
-
-    def forward(self, x):
-        results = [FUNCTIONS[name](x) for name in self.names]
-        return [part for result in results for part in (result if isinstance(result, tuple) else [result])]
-
-
 @pytest.mark.parametrize("names", long_but(["first"], {"first": ["determinants"], "all": list(FUNCTIONS)}))
 def test_results_are_those_of_pytorch(names):
-    network = LinearAlgebra(names)
-    loaded = frontend.load(torch.export.export(network, (MATRICES,)))
+    def network(x):
+        results = [FUNCTIONS[name](x) for name in names]
+        return [part for result in results for part in (result if isinstance(result, tuple) else [result])]
+
+    loaded = frontend.load(exported(network, MATRICES))
     results = outputs(loaded.module, [MATRICES.numpy()])
     for result, expected in zip(results, network(MATRICES.double()), strict=True):
         scale = expected.abs().amax().item() or 1
@@ -59,10 +52,6 @@ def test_results_are_those_of_pytorch(names):
 
 
 def test_large_matrices_are_refused():
-    class Inverse(torch.nn.Module):
-        def forward(self, x):
-            return linalg.inv(x)
-
-    program = torch.export.export(Inverse(), (torch.eye(20),))
+    program = exported(linalg.inv, torch.eye(20))
     with pytest.raises(UnsupportedOpError, match="of matrices of 20 x 20 is not supported: up to 16 rows"):
         frontend.load(program)
