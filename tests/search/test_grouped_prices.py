@@ -42,13 +42,6 @@ def test_the_ways_of_each_device(graph):
     assert elementwise_bounds(dense_layer, system(pim="aim-gddr6"), 0.0) == []
 
 
-def test_more_work_takes_longer(graph):
-    for pim in ("aim-gddr6", "hbm-pim"):
-        base = lower_bounds_ns(graph, pim)
-        bigger = lower_bounds_ns(graph, pim, h=32, w=32)
-        assert all(1000 < base[method] < bigger[method] for method in base)
-
-
 def test_by_hand(graph):
     """16 x 16 pixels of 64 channels, 9 products each, on 16 channels of AiM at 2 clocks of 0.5 ns a burst."""
     outputs = 16 * 16 * 64
