@@ -86,11 +86,9 @@ def test_same_values_and_less_memory(capsys):
     network = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.5")).network
     plans, results = [], []
     for variant in (network, with_fused_runs(network)):
-        machine = relax.VirtualMachine(
-            phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu()
-        )
+        vm = relax.VirtualMachine(phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu())
         arguments = [tvm.runtime.tensor(value) for value in network.example_inputs().values()]
-        vm_result = machine["main"](*arguments)
+        vm_result = vm["main"](*arguments)
         results.append((vm_result if hasattr(vm_result, "numpy") else vm_result[0]).numpy())
     (expected,) = network.reference(network.example_inputs())
     for result in results:
