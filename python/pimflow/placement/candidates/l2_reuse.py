@@ -6,10 +6,9 @@ PIM's channels move their part of a tensor as plain memory, before and after the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, Task, in_sequence, with_fields
+from pimflow.core.candidate import Candidate, in_sequence, with_fields
 from pimflow.core.region import ELEMENT_BYTES, Region
 from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
@@ -26,7 +25,7 @@ from pimflow.placement.candidates.channel_layouts import (
     with_placements,
     with_reader,
 )
-from pimflow.simulators.gpu.machine import RooflineMachine
+from pimflow.placement.candidates.tasks import TaskList
 
 
 class L2Reuse(ChannelLayouts):
@@ -55,8 +54,7 @@ class L2Reuse(ChannelLayouts):
         read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
         if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
-        staging_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
-        preceding = in_sequence((staging_task, *self.task_builder.switch_tasks))
+        preceding = in_sequence(self.task_builder.staging_tasks(region.name, read_bytes))
         shifted_tasks = []
         for task in candidate.tasks:
             waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
@@ -69,21 +67,6 @@ class L2Reuse(ChannelLayouts):
         operand = with_reader(candidate, IN_ALL_CHANNELS)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
 
-    def transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
-        """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
-        system = self.system
-        machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
-        dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
-        return Task(
-            label=label,
-            resource="pim",
-            readies_channels=True,
-            execution_ns=moved_bytes * cost_factor / machine.dram_rate / machine.cycles_per_ns,
-            moved_bytes=round(moved_bytes),
-            # If the crossbar is charged, the program's transfer has the energy of operands and results.
-            energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
-        )
-
     def pim_only_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variants of a PIM candidate on a system whose channels all have PIM.
 
@@ -91,52 +74,21 @@ class L2Reuse(ChannelLayouts):
         after it. Empty if the L2 cannot hold both.
         """
         system, region = self.system, self.generator.graph.region(candidate.covers[0])
-        element, layer = ELEMENT_BYTES[system.dtype], region.layer
-        read_bytes = _read_elements(region, candidate) * element
-        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
+        read_bytes = _read_elements(region, candidate) * ELEMENT_BYTES[system.dtype]
+        result_bytes = self._result_bytes(region)
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
-        operand_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
-        result_task = self._writeback_task(region)
-        switch_tasks = self.task_builder.switch_tasks
-        kinds = [task.resource == "gpu" for task in candidate.tasks]
+        builder, kinds = self.task_builder, [task.resource == "gpu" for task in candidate.tasks]
         first, last = kinds.index(False), len(kinds) - kinds[::-1].index(False)
-        tasks = list(candidate.tasks[:first])
-
-        def one_by_one(new_tasks: Iterable[Task]) -> None:
-            for task in new_tasks:
-                tasks.append(task.with_dependencies((len(tasks) - 1,) if tasks else ()))
-
-        one_by_one([operand_task, *switch_tasks])
-        program_begin = len(tasks)
-        tasks += [task.with_dependencies((program_begin - 1,)) for task in candidate.tasks[first:last]]
-        program_tasks = tuple(range(program_begin, len(tasks)))
-        use = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
-        resident_variants = self.result_variants(
-            with_fields(
-                candidate,
-                tasks=tuple(tasks),
-                channel_mode=use,
-                final_channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
-            )
-        )
-        one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
-        tasks[program_tasks[-1] + 1] = with_fields(tasks[program_tasks[-1] + 1], after=program_tasks)
+        tasks = TaskList(candidate.tasks[:first])
+        waits = tasks.append_sequence(builder.staging_tasks(region.name, read_bytes), tasks.positions[-1:])
+        waits = tasks.append_after(candidate.tasks[first:last], waits)
+        use, final_use = map(builder.charged_mode, (ChannelMode.PLAIN_MEMORY, ChannelMode.PIM))
+        resident = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=final_use)
+        writeback_tasks = builder.writeback_tasks(region.name, result_bytes)
+        tasks.append_sequence((*writeback_tasks, *candidate.tasks[last:]), waits)
         written_back = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
-        return [written_back, *(resident_variants if last == len(candidate.tasks) else ())]
-
-    def _writeback_task(self, region: Region) -> Task:
-        """The write of PIM's result from the L2 to PIM's channels, as plain memory: their share of it."""
-        system, layer = self.system, region.layer
-        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
-        return self.write_task(region.name, result_bytes)
-
-    def write_task(self, label: str, result_bytes: int) -> Task:
-        """The write of a result from the L2 to PIM's channels, as plain memory: their share of it."""
-        system = self.system
-        machine = RooflineMachine(system.gpu, system.dtype)
-        written_bytes = result_bytes * self.set_shares[ChannelSet.PIM] * system.gpu.write_factor
-        return self.transfer_task(f"{label} (results)", written_bytes, cost_factor=1 / machine["dram_write"])
+        return [written_back, *(self.result_variants(resident) if last == len(kinds) else ())]
 
     def result_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.
@@ -155,12 +107,9 @@ class L2Reuse(ChannelLayouts):
         if not (successor and is_parallel):
             return []
         layer = region.layer
-        live_bytes = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
-        live_bytes *= ELEMENT_BYTES[system.dtype]
-        if (
-            live_bytes * self.set_shares[ChannelSet.PIM]
-            > system.gpu.l2_bytes_per_channel * system.pim_channels
-        ):
+        read_bytes = _read_elements(region, candidate) * ELEMENT_BYTES[system.dtype]
+        live_bytes = (read_bytes + self._result_bytes(region)) * self.set_shares[ChannelSet.PIM]
+        if live_bytes > system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
         result = from_row(rewrite.split(layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
         if self.spreads_tensors and result not in self.result_placements(region.name):
@@ -189,9 +138,9 @@ class L2Reuse(ChannelLayouts):
             or self.generator.unsupported_reason(predecessor)
         ):
             return []
-        variant = wide_candidate.with_first_task(self._writeback_task(predecessor))
-        for switch_task in self.task_builder.switch_tasks:
-            variant = variant.with_first_task(switch_task)
+        variant, result_bytes = wide_candidate, self._result_bytes(predecessor)
+        for task in reversed(self.task_builder.writeback_tasks(predecessor.name, result_bytes)):
+            variant = variant.with_first_task(task)
         return [
             with_fields(
                 variant,
@@ -201,6 +150,11 @@ class L2Reuse(ChannelLayouts):
                 channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
             )
         ]
+
+    def _result_bytes(self, region: Region) -> int:
+        """Bytes of PIM's result, with all partial sums of lanes."""
+        lanes, layer = self.system.pim.result_lanes, region.layer
+        return layer.pixels * layer.oc * lanes * ELEMENT_BYTES[self.system.dtype]
 
     @functools.cached_property
     def _order(self) -> dict[str, int]:
@@ -219,4 +173,4 @@ def _read_elements(region: Region, candidate: Candidate) -> int:
     """Elements of PIM's operands: the input, and a residual that PIM adds."""
     layer, rewrite = region.layer, candidate.rewrite
     adds_residual = isinstance(rewrite, PimRewrite) and "add" in rewrite.device_epilogue
-    return layer.n * layer.h * layer.w * layer.c + (layer.pixels * layer.oc if adds_residual else 0)
+    return layer.input_elements + (layer.pixels * layer.oc if adds_residual else 0)
