@@ -6,11 +6,13 @@ PIM's channels move their part of a tensor as plain memory, before and after the
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
+from typing import TypeGuard
 
 from pimflow.core.candidate import Candidate, in_sequence, with_fields
 from pimflow.core.region import ELEMENT_BYTES, Region
-from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
+from pimflow.core.rewrite import LayerRewrite, PimRewrite, Rewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,
@@ -37,34 +39,24 @@ class L2Reuse(ChannelLayouts):
         PIM's channels first read their part of it into their L2 slices, as plain memory and at their
         bandwidth; then they are switched. Empty if these slices cannot hold it.
         """
-        system, rewrite = self.system, candidate.rewrite
-        region = self.generator.graph.region(candidate.covers[0])
-        other_operands = region.inputs[1:]
-        if (
-            not isinstance(rewrite, PimRewrite | SplitRewrite)
-            or not (self.spreads_tensors and _is_by_rows(rewrite))
-            or region.prologue
-            or region.inputs[0] in other_operands
-        ):
+        region, rewrite = self.generator.graph.region(candidate.covers[0]), candidate.rewrite
+        if not (self.spreads_tensors and _is_by_rows(rewrite)) or region.prologue:
             return []
-        if other_operands != region.late_operands or region.inputs[0] not in self.generator.graph.readers:
+        first_operand, *other_operands = region.inputs
+        is_late = tuple(other_operands) == region.late_operands and first_operand not in other_operands
+        if not is_late or first_operand not in self.generator.graph.readers:
             return []
-        rows = rows_read(region, rewrite)
-        pim_share = (1 - rows / region.layer.h) * self.set_shares[ChannelSet.PIM]
-        read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
-        if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
+        pim_share = (1 - rows_read(region, rewrite) / region.layer.h) * self.set_shares[ChannelSet.PIM]
+        read_bytes = region.input_elements[0] * ELEMENT_BYTES[self.system.dtype] * pim_share
+        if not 0 < read_bytes <= self.system.gpu.l2_bytes_per_channel * self.system.pim_channels:
             return []
         preceding = in_sequence(self.task_builder.staging_tasks(region.name, read_bytes))
         shifted_tasks = []
         for task in candidate.tasks:
             waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
             shifted_tasks.append(task.with_dependencies(waits))
-        variant = with_fields(
-            candidate,
-            tasks=(*preceding, *shifted_tasks),
-            channel_mode=self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY),
-        )
-        operand = with_reader(candidate, IN_ALL_CHANNELS)
+        tasks, operand = (*preceding, *shifted_tasks), with_reader(candidate, IN_ALL_CHANNELS)
+        variant = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, ChannelMode.PIM, tasks=tasks)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
 
     def pim_only_variants(self, candidate: Candidate) -> list[Candidate]:
@@ -83,11 +75,10 @@ class L2Reuse(ChannelLayouts):
         tasks = TaskList(candidate.tasks[:first])
         waits = tasks.append_sequence(builder.staging_tasks(region.name, read_bytes), tasks.positions[-1:])
         waits = tasks.append_after(candidate.tasks[first:last], waits)
-        use, final_use = map(builder.charged_mode, (ChannelMode.PLAIN_MEMORY, ChannelMode.PIM))
-        resident = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=final_use)
+        resident = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, ChannelMode.PIM, tasks=tuple(tasks))
         writeback_tasks = builder.writeback_tasks(region.name, result_bytes)
         tasks.append_sequence((*writeback_tasks, *candidate.tasks[last:]), waits)
-        written_back = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
+        written_back = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, tasks=tuple(tasks))
         return [written_back, *(self.result_variants(resident) if last == len(kinds) else ())]
 
     def result_variants(self, candidate: Candidate) -> list[Candidate]:
@@ -98,20 +89,15 @@ class L2Reuse(ChannelLayouts):
         epilogue, the result cannot have this layout, or the L2 cannot hold it beside the operands.
         """
         system, region = self.system, self.generator.graph.region(candidate.covers[0])
-        position = self._order[region.name]
-        successor = self.generator.graph.regions[position + 1 : position + 2]
+        rewrite, is_last = candidate.rewrite, region is self.generator.graph.regions[-1]
         is_parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
-        rewrite = candidate.rewrite
-        if not isinstance(rewrite, PimRewrite | SplitRewrite) or not _is_by_rows(rewrite):
+        if is_last or not is_parallel or not _is_by_rows(rewrite):
             return []
-        if not (successor and is_parallel):
-            return []
-        layer = region.layer
         read_bytes = _read_elements(region, candidate) * ELEMENT_BYTES[system.dtype]
         live_bytes = (read_bytes + self._result_bytes(region)) * self.set_shares[ChannelSet.PIM]
         if live_bytes > system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
-        result = from_row(rewrite.split(layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
+        result = from_row(rewrite.split(region.layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
         if self.spreads_tensors and result not in self.result_placements(region.name):
             return []
         return [
@@ -129,44 +115,42 @@ class L2Reuse(ChannelLayouts):
 
         It executes once that is written.
         """
-        position = self._order[wide_candidate.covers[0]]
-        predecessor = self.generator.graph.regions[position - 1] if position else None
-        if (
-            predecessor is None
-            or wide_candidate.requires_open
-            or not wide_candidate.tasks
-            or self.generator.unsupported_reason(predecessor)
-        ):
+        predecessor = self._predecessors.get(wide_candidate.covers[0])
+        if predecessor is None or self.generator.unsupported_reason(predecessor):
+            return []
+        if wide_candidate.requires_open or not wide_candidate.tasks:
             return []
         variant, result_bytes = wide_candidate, self._result_bytes(predecessor)
         for task in reversed(self.task_builder.writeback_tasks(predecessor.name, result_bytes)):
             variant = variant.with_first_task(task)
         return [
-            with_fields(
+            self.with_modes(
                 variant,
+                ChannelMode.PIM,
+                ChannelMode.PLAIN_MEMORY,
                 name=f"{wide_candidate.name}, {ChannelUse(operand_in_l2=True)}",
                 channels=replace(wide_candidate.channels, operand_in_l2=True),
                 requires_open=f"{_RESULT_IN_L2} of {predecessor.name}",
-                channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
             )
         ]
+
+    @functools.cached_property
+    def _predecessors(self) -> dict[str, Region]:
+        regions = self.generator.graph.regions
+        return {region.name: predecessor for predecessor, region in itertools.pairwise(regions)}
 
     def _result_bytes(self, region: Region) -> int:
         """Bytes of PIM's result, with all partial sums of lanes."""
         lanes, layer = self.system.pim.result_lanes, region.layer
         return layer.pixels * layer.oc * lanes * ELEMENT_BYTES[self.system.dtype]
 
-    @functools.cached_property
-    def _order(self) -> dict[str, int]:
-        return {region.name: position for position, region in enumerate(self.generator.graph.regions)}
-
 
 _RESULT_IN_L2 = str(ChannelUse(result_in_l2=True))
 
 
-def _is_by_rows(rewrite: LayerRewrite) -> bool:
+def _is_by_rows(rewrite: Rewrite) -> TypeGuard[LayerRewrite]:
     """Whether PIM computes the last rows of a layer, or all of them."""
-    return isinstance(rewrite, PimRewrite) or rewrite.axis == "rows"
+    return isinstance(rewrite, PimRewrite) or (isinstance(rewrite, SplitRewrite) and rewrite.axis == "rows")
 
 
 def _read_elements(region: Region, candidate: Candidate) -> int:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
 from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
 from pimflow.core.split import Split
-from pimflow.core.tensor_placement import ChannelMode
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
@@ -116,10 +115,6 @@ class TaskBuilder:
             # If the crossbar is charged, the program's transfer has the energy of operands and results.
             energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
         )
-
-    def charged_mode(self, mode: ChannelMode) -> ChannelMode | None:
-        """`mode` of the channels that have PIM; None where a change of mode takes no time."""
-        return mode if self.switch_ns else None
 
     def standalone_ns(self, tasks: Sequence[Task]) -> float:
         """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
