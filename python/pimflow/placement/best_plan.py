@@ -224,14 +224,15 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
     caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
-    runs = (pipelines.candidates(generator), fused_groups.candidates(generator), caches.candidates)
-    group_candidates = {
-        r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
-    }
+    channels = generator.task_builder.kernel_channels
+    groups = generator.costs.batch_kernels(lambda: fused_groups.group_candidates(generator, channels))
+    group_candidates = [*pipelines.candidates(generator), *groups, *caches.candidates]
 
     def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
-        candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
+        candidates = {region.name: generator.candidates(region) for region in graph.regions}
+        for candidate in group_candidates:
+            candidates[candidate.covers[0]].append(candidate)
         return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 
     candidates, transforms = generator.costs.batch_kernels(generate)

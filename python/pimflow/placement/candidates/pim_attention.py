@@ -100,15 +100,14 @@ class CachedCandidates:
 
     Attributes
     ----------
-    candidates : dict of str to tuple of Candidate
-        By first region.
+    candidates : tuple of Candidate
     capable : frozenset of str
         Regions that PIM can do so, whether or not PIM is among the requested modes.
     unsupported_reasons : dict of str to str
         By region of other attention, why PIM cannot do it.
     """
 
-    candidates: dict[str, tuple[Candidate, ...]]
+    candidates: tuple[Candidate, ...]
     capable: frozenset[str]
     unsupported_reasons: dict[str, str]
 
@@ -166,7 +165,7 @@ def cached_attention(generator: CandidateGenerator, candidate: Candidate, row_be
 
 def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
     """All candidates that do attention in PIM, and the reasons why other attention has none."""
-    by_region: dict[str, tuple[Candidate, ...]] = {}
+    candidates: list[Candidate] = []
     unsupported_reasons: dict[str, str] = {}
     capable: set[str] = set()
     for region in generator.graph.regions:
@@ -177,13 +176,13 @@ def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
         capable.update(covers)
         try:
             if run and not reason and Mode.PIM in generator.modes:
-                by_region[covers[0]] = run_candidates(generator, run)
+                candidates += run_candidates(generator, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             reason = str(error)
         if reason:
             unsupported_reasons |= dict.fromkeys(covers, reason)
     return CachedCandidates(
-        candidates=by_region,
+        candidates=tuple(candidates),
         capable=frozenset(capable - unsupported_reasons.keys()),
         unsupported_reasons=unsupported_reasons,
     )
@@ -216,7 +215,7 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
             continue
         softmax_ns = parts * sum(
             generator.task_builder.gpu_task("", kernel).execution_ns
-            for kernel in softmax_kernels(generator, run, costs[KEYS][0], parts).values()
+            for kernel in softmax_kernels(generator.system.dtype, run, costs[KEYS][0], parts).values()
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
