@@ -117,7 +117,7 @@ void LabelSearch::MakeSegments() {
     for (int u = p + 1; u < positions_ && is_narrow; ++u) is_narrow = IsTime(DelayBound(live_.ResultShape(p), u));
     position_segments_.push_back(static_cast<int>(segments_.size()));
     if (!is_narrow && p + 1 < positions_) continue;
-    segments_.push_back({begin, p + 1, {}});
+    segments_.push_back({begin, p + 1, {}, false});
     begin = p + 1;
   }
 }

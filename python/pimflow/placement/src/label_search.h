@@ -153,7 +153,11 @@ class LabelSearch {
     std::unordered_map<uint64_t, Bounds> bounds;  // by deferred epilogues and flags
   };
   /*! \brief The positions up to and with a narrow one; by criterion the mixes of resources with the best bounds. */
-  struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
+  struct Segment {
+    int begin, end;
+    std::vector<std::vector<int>> mixes;
+    bool is_unprovable = false;  // a search bounds no better than a lookahead
+  };
   /*! \brief By criterion, lower bounds from each slot to the end, and for each mix of the segment. */
   struct BucketBounds {
     std::vector<std::vector<double>> tails, loads;
