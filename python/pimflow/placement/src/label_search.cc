@@ -58,6 +58,7 @@ const LabelSearch::Expansion& LabelSearch::FindExpansion(const Group& group, con
   std::vector<double> free_ns(resources_), launches_ns;
   for (int candidate : group.candidates) {
     if (query_.only_gpu && !problem_.candidates[candidate].on_gpu) continue;
+    if (candidate_bytes_[candidate] > query_.max_memory_bytes) continue;
     ExpandedCandidate expanded = problem_.ExpandCandidate(group, candidate, predecessor);
     AddSums(expanded);
     launches_ns.clear();
