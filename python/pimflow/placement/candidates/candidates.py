@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Footprint
@@ -122,27 +123,28 @@ class CandidateGenerator:
         """Layers that PIM can run, with the splits to time."""
         if set(self.modes) <= {Mode.GPU}:
             return []
-        capable = {self._key(r): r for r in self.graph.regions if not self.unsupported_reason(r)}
+        capable = {self._key(region): region for region in self._capable_regions}
         missing = {key: region for key, region in capable.items() if key not in self._layers}
         self._layers |= self.costs.batch_kernels(
-            lambda: {key: self._split_layer(r) for key, r in missing.items()}
+            lambda: {key: self._split_layer(region) for key, region in missing.items()}
         )
         return [self._layers[key] for key in capable]
 
-    def _key(self, region: Region) -> tuple[ConvGeometry, float]:
-        return region.layer, self.l2_rereads(region)
+    @property
+    def _capable_regions(self) -> list[Region]:
+        return [region for region in self.graph.regions if not self.unsupported_reason(region)]
 
     def _residual_layers(self) -> list[splits.SplitLayer]:
         """Layers whose product on PIM can add the residual too (`PimProgram.added_channels`)."""
-        if Mode.PIM not in self.modes:
-            return []
         return [
             self.costs.layer(region.layer.with_added_channels, region.name)
-            for region in self.graph.regions
-            if not self.unsupported_reason(region)
+            for region in (self._capable_regions if Mode.PIM in self.modes else ())
             for rewrite in pim_epilogue.profitable_epilogues(region, self.system)
             if rewrite.accumulates_residual
         ]
+
+    def _key(self, region: Region) -> tuple[ConvGeometry, float]:
+        return region.layer, self.l2_rereads(region)
 
     def _split_layer(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits to time."""
@@ -169,18 +171,14 @@ class CandidateGenerator:
 
     def _non_pim_times(self, region: Region, split: Split) -> splits.NonPimTimes:
         """Times of all parts of a split but PIM's."""
-        results = split.pim_output_elements(region.layer)
-        gpu = self.task_builder.gpu_part_tasks(region, split)
+        builder, results = self.task_builder, split.pim_output_elements(region.layer)
+        gpu, rereads = builder.gpu_part_tasks(region, split), self.l2_rereads(region)
+        sum_tasks = builder.partial_sum_tasks(region, split, results, rereads)
         return splits.NonPimTimes(
             split=split,
-            gpu_ns=self.task_builder.standalone_ns(gpu[:1]),
+            gpu_ns=builder.standalone_ns(gpu[:1]),
             crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
-            after_ns=sum(
-                task.duration_ns
-                for task in self.task_builder.partial_sum_tasks(
-                    region, split, results, self.l2_rereads(region)
-                )
-            ),
+            after_ns=sum(task.duration_ns for task in sum_tasks),
             deferred_epilogue=self.deferred_epilogue(region, split),
         )
 
@@ -208,15 +206,11 @@ class CandidateGenerator:
 
         A primitive is left out if another candidate is as good in time, energy and memory.
         """
-        candidates = [self.make(region, OPERATOR_KERNELS, channels)]
-        primitive_candidates = [
-            self.make(region, GpuRewrite(primitive=primitive.name), channels)
-            for primitive in (usable_primitives(region) if self.primitives else ())
-        ]
-        for candidate in sorted(primitive_candidates, key=_figures):
-            if not any(_is_as_good(alternative, candidate) for alternative in candidates):
-                candidates.append(candidate)
-        return candidates
+        primitives = usable_primitives(region) if self.primitives else ()
+        rewrites = [GpuRewrite(primitive=primitive.name) for primitive in primitives]
+        primitive_candidates = [self.make(region, rewrite, channels) for rewrite in rewrites]
+        kernels = self.make(region, OPERATOR_KERNELS, channels)
+        return undominated(primitive_candidates, _figures, [kernels])
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """The splits of a region that are candidates."""
@@ -483,5 +477,15 @@ def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
     )
 
 
-def _is_as_good(first: Candidate, second: Candidate) -> bool:
-    return all(a <= b for a, b in zip(_figures(first), _figures(second)))
+def undominated(
+    candidates: Iterable[Candidate],
+    figures: Callable[[Candidate], tuple[float, ...]],
+    front: Iterable[Candidate] = (),
+) -> list[Candidate]:
+    """`front`, and those of `candidates` than which no other is as good in all `figures`, the least first."""
+    kept = [(figures(candidate), candidate) for candidate in front]
+    by_figures = [(figures(candidate), candidate) for candidate in candidates]
+    for values, candidate in sorted(by_figures, key=lambda pair: pair[0]):
+        if not any(all(map(operator.le, kept_values, values)) for kept_values, _ in kept):
+            kept.append((values, candidate))
+    return [candidate for _, candidate in kept]

@@ -118,6 +118,10 @@ std::array<double, 4> LabelSearch::LiveBytes(const Group& group) const {
   for (const auto& [alias, bytes] : alias_classes) {
     for (int i = 0; i < 4; ++i) live_bytes[i] += bytes[i];
   }
+  const auto& operands = group.reading->operands;
+  if (std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.is_overwritable; })) {
+    live_bytes[3] -= alias_classes[-int(group.end)][3];  // the result may lie over an operand
+  }
   return live_bytes;
 }
 
