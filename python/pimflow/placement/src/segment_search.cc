@@ -110,13 +110,26 @@ void LabelSearch::PrepareSegment(int s) {
           bound = key.size() > 1 ? bounds->tails[k][0] : 0;
           for (double load : bounds->loads[k]) bound = std::max(bound, load);
           const Tails* tails = segment_tails_.empty() ? nullptr : segment_tails_[k].get();
-          if (tails) bound = std::max(bound, (*tails)[group.id * kFlagSets + flags]);
+          const size_t state = group.id * kFlagSets + flags;
+          if (tails) bound = std::max(bound, (*tails)[state] - sum_bounds_[k][segment.begin]);
         }
         values.push_back(bound);
       }
       segment_bounds_[s].emplace(SegmentKey(key), std::move(values));
     }
   }
+}
+
+Tails LabelSearch::GroupEndBounds() const {
+  Tails bounds = group_end_bounds_[0];
+  for (const auto& groups : problem_.groups) {
+    for (const Group& group : groups) {
+      for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
+        bounds[group.id * kFlagSets + flags] += sum_bounds_[0][group.end];
+      }
+    }
+  }
+  return bounds;
 }
 
 namespace {
