@@ -26,7 +26,7 @@ from pimflow.core.tensor_placement import (
     TensorPlacement,
 )
 from pimflow.hardware import system
-from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
+from pimflow.placement.solvers.label_search import ERROR, LATENCY, Criterion
 
 # Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
 BASE = system()

@@ -18,6 +18,7 @@ from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
 from pimflow.placement.candidates import channel_modes, pim_epilogue
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.costs.pim_runs import LatchUse
 
 AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
@@ -133,17 +134,16 @@ def test_pim_activates_what_it_finishes():
 def test_which_activations_end_a_layer(epilogue, clip_bounds, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
     region = layer("layer", epilogue, inputs, clip_bounds=clip_bounds)
-    epilogues = pim_epilogue.device_epilogues(region, ON_AIM)
-    device_epilogues = [(e.initial, e.accumulates_residual, e.activation) for e in epilogues]
-    assert device_epilogues == ways
+    uses = [(e, pim_epilogue.latch_use(region, e)) for e in pim_epilogue.device_epilogues(region, ON_AIM)]
+    assert [(use.initial, e.accumulates_residual, use.activation) for e, use in uses] == ways
     assert not any(way[2] for way in ways) or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
-    assert all(not e.activation for e in pim_epilogue.profitable_epilogues(region, free))
+    profitable = pim_epilogue.profitable_epilogues(region, free)
+    assert not any(pim_epilogue.latch_use(region, rewrite).activation for rewrite in profitable)
     # Without latches that can be set, an activation alone.
-    epilogues = pim_epilogue.device_epilogues(region, ON_PLAIN)
-    bare = [(epilogue.initial, epilogue.activation) for epilogue in epilogues]
-    assert bare == [("", device_epilogue[2]) for device_epilogue in ways if not device_epilogue[0]]
+    bare = [pim_epilogue.latch_use(region, e) for e in pim_epilogue.device_epilogues(region, ON_PLAIN)]
+    assert bare == [LatchUse(activation=activation) for initial, _, activation in ways if not initial]
 
 
 @pytest.mark.parametrize("charged", ["full", "paper+epilogue"])

@@ -27,10 +27,16 @@ from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
-from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
 from pimflow.placement.solvers.evaluate import evaluate, execute
 from pimflow.placement.solvers.exhaustive import all_covers
-from pimflow.placement.solvers.label_search import COMPARED_LABELS, SearchQuery, search
+from pimflow.placement.solvers.label_search import (
+    COMPARED_LABELS,
+    ERROR,
+    LATENCY,
+    Criterion,
+    SearchQuery,
+    search,
+)
 from pimflow.placement.solvers.objectives import ROUNDING
 from pimflow.placement.solvers.plan_search import PlanSearch
 
@@ -286,7 +292,7 @@ def test_a_front_within_a_budget_has_plans_of_the_gpu_alone():
     table = CostTable(candidates=candidates)
     plans = PlanSearch(graph_of([(), (0,), (1,), (2,)]), table, QUIET, Goal())
     fastest = plans.minimum(LATENCY)
-    assert [label.latency_ns for label in plans.front(0.0, fastest.memory_bytes)] == [13.0]
+    assert [plan.figures[0] for plan in plans.front(0.0, fastest.memory_bytes)] == [13.0]
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])

@@ -96,19 +96,11 @@ def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
         assert sum(part.macs for part in parts) == region.geometry.macs
         assert all(part.oh == end - begin for part, (begin, end) in zip(parts, run.rows[position]))
         if run.pipeline.modes[position] == Mode.GPU:
-            kernels = [run.kernel(position, stage, "fp16") for stage in range(len(parts))]
+            kernels = [run.kernel(position, stage) for stage in range(len(parts))]
             written = sum(kernel.output_bytes for kernel in kernels)
             assert written == region.output_elements * ELEMENT_BYTES["fp16"]
             for kernel, part in zip(kernels, parts):
                 assert kernel.input_bytes >= part.n * part.h * part.w * part.c * ELEMENT_BYTES["fp16"]
-
-
-def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
-    """What is left out may not pay: the bound holds for every run, up to the margin."""
-    bounds = pipelines._RunBounds(maker)
-    for run in runs:
-        latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
-        assert bounds.share_bound_ns(run) * pipelines.MARGIN <= latency_ns
 
 
 @pytest.mark.long
@@ -135,7 +127,7 @@ def test_only_what_pays_is_offered(maker, runs):
         if latency_ns < bounds.sequential_ns(run):
             key = run.pipeline.regions, run.pipeline.modes
             best[key] = min(best.get(key, latency_ns), latency_ns)
-    offered_ns = {(c.covers, c.rewrite.modes): makespan_ns(c.tasks) for cs in offered.values() for c in cs}
+    offered_ns = {(c.covers, c.rewrite.modes): makespan_ns(c.tasks) for c in offered}
     assert offered_ns == best
 
 
@@ -176,7 +168,7 @@ def test_parts_that_would_be_copied_are_refused(toy):
     copying = CandidateGenerator(toy, system(copies="made"))
     with pytest.raises(PlanError, match="copied"):
         pipelines.make(copying, BLOCK)
-    assert pipelines.candidates(copying) == {}
+    assert pipelines.candidates(copying) == []
 
 
 def test_lanes_of_a_part_are_added_by_the_gpu(toy):

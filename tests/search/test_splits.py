@@ -80,7 +80,7 @@ def test_what_is_compared_is_what_is_charged(toy, name):
             continue
         for beside in layer.besides:
             candidate = generator.make(region, SplitRewrite.from_split(beside.split, region.geometry))
-            run = generator.pim_cost(region, beside.split)
+            run = generator.pim_cost(region, candidate.rewrite)
             deferred = beside.deferred_epilogue + region.epilogue.operators
             settles = deferred and not generator.defers_epilogue(region)
             same_ns = generator.epilogue_cost(region).latency_ns if settles else 0.0

@@ -16,7 +16,9 @@ from pimflow.placement.best_plan import with_candidates
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.plan_state import PlanState, equivalence_key
+from pimflow.placement.solvers.plan_state import PlanState
+from pimflow.placement.solvers.problem import PlacementProblem
+from pimflow.placement.solvers.tables import Tables
 from pimflow.simulators.gpu.model import kernel_cost
 
 SYSTEM = system()
@@ -81,7 +83,7 @@ def test_both_parts_are_live_until_they_are_added(searched):
             continue
         plan = [*alone[:position], split, *alone[position + 1 :]]
         behind = alone[position + 1]
-        size = memory.size_bytes(region.name)
+        size = memory.size_bytes[region.name]
         reads = region.name in graph.region(behind.covers[0]).inputs
         state = PlanState(deferred_epilogues=frozenset([region.name]))
         behind_bytes = memory.peak_bytes(behind, state) + size * reads
@@ -92,14 +94,16 @@ def test_both_parts_are_live_until_they_are_added(searched):
 
 def test_two_parts_are_another_state_than_a_deferred_epilogue(searched):
     """Both leave work to a consumer, but two parts take twice the memory until they are added."""
+    memory = PlanMemory(searched.graph, SYSTEM.dtype)
+    problem = PlacementProblem(searched.graph, searched.table, memory, row_size_bytes=1.0)
     pairs = [
-        (candidate, other)
-        for item in searched.table.candidates.values()
-        for candidate, other in itertools.combinations(item, 2)
+        [problem._group_row(Tables(), index, option) for option in (candidate, other)]
+        for index, region in enumerate(searched.graph.regions)
+        for candidate, other in itertools.combinations(searched.table.candidates[region.name], 2)
         if candidate.covers == other.covers and candidate.defers_partial_sum != other.defers_partial_sum
     ]
     assert pairs
-    assert all(equivalence_key(candidate) != equivalence_key(other) for candidate, other in pairs)
+    assert all(row != other for row, other in pairs)
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from pimflow import frontend, fusion
 from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
 from pimflow.fusion.default_tilings import TileMemory, default_tilings
@@ -259,7 +260,7 @@ def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
     generator = CandidateGenerator(toy, SYSTEM)
     group = generator.tilings.best(16)[0]
-    candidate = fused_groups.make(generator, group.covers, None, group.tiling)
+    candidate = fused_groups.make(generator, group.covers, None, FusedGroupRewrite(tiling=str(group.tiling)))
     assert not candidate.fuses_epilogue
     traffic_elements = generator.tilings.group(group.covers, group.tiling).traffic_elements
     assert candidate.tasks[0].moved_bytes <= 2 * traffic_elements
