@@ -20,9 +20,8 @@ def convolution(name: str, source: str, channels: tuple[int, int], kernel: int, 
 
 
 def model(nodes: list, weights: dict, channels: int, rows: int = 16) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        onnx_model(nodes, {"x": [1, channels, rows, rows]}, {"y": None}, weights, name="branching")
-    )
+    network = onnx_model(nodes, {"x": [1, channels, rows, rows]}, {"y": None}, weights, name="branching")
+    return onnx.shape_inference.infer_shapes(network)
 
 
 def wide_branches(branches: int = 4) -> onnx.ModelProto:

@@ -25,10 +25,8 @@ def convolve(layer: ConvGeometry, x: np.ndarray, filters: np.ndarray) -> np.ndar
             part = rows[:, :, tap_column * dw :][:, :, : (layer.ow - 1) * sw + 1 : sw]
             for group in range(layer.groups):
                 outputs = slice(group * outer, (group + 1) * outer)
-                y[..., outputs] += (
-                    part[..., group * inner : (group + 1) * inner]
-                    @ filters[outputs, :, tap_row, tap_column].T
-                )
+                read = part[..., group * inner : (group + 1) * inner]
+                y[..., outputs] += read @ filters[outputs, :, tap_row, tap_column].T
     return y
 
 

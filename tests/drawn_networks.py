@@ -390,10 +390,8 @@ def _channel_norm(graph: Graph, draw: Random, x: str) -> str | None:
         return None
     kind, c = draw.choice(["InstanceNormalization", "BatchNormalization"]), dims[1]
     count = 2 if kind == "InstanceNormalization" else 4
-    numbers = [
-        graph.constant((np.abs(graph.values.standard_normal(c)) + 0.5).astype(np.float32))
-        for _ in range(count)
-    ]
+    positive = (np.abs(graph.values.standard_normal((count, c))) + 0.5).astype(np.float32)
+    numbers = [graph.constant(row) for row in positive]
     return graph.add(kind, [x, *numbers], dims, epsilon=0.01)
 
 
@@ -504,13 +502,8 @@ def random_network(draw: Random, most_layers: int = 10, others: bool = False) ->
     """A network of up to so many layers over a map, a sequence or both: of `LAYERS`, and `others` too."""
     layers = LAYERS | OTHERS if others else LAYERS
     sequence = (draw.choice([1, 1, 2]), draw.choice([4, 9, 16]), draw.choice([16, 32]))
-    inputs = draw.choice(
-        [
-            [(draw.choice([1, 2]), draw.choice([1, 3, 8]), 8, draw.choice([6, 8]))],
-            [sequence],
-            [(1, 8, 6, 8), sequence],
-        ]
-    )
+    image = (draw.choice([1, 2]), draw.choice([1, 3, 8]), 8, draw.choice([6, 8]))
+    inputs = draw.choice([[image], [sequence], [(1, 8, 6, 8), sequence]])
     graph = Graph(*inputs, seed=draw.randrange(1 << 30))
     for _ in range(draw.randint(2, most_layers)):
         layer = draw.choices(list(layers), list(layers.values()))[0]

@@ -7,9 +7,7 @@ from pimflow.placement import CandidateGenerator
 from pimflow.placement.solvers import plan_state
 
 
-def random_plan(
-    generator: CandidateGenerator, table: CostTable, random_source: random.Random
-) -> tuple[Candidate, ...]:
+def random_plan(generator: CandidateGenerator, table: CostTable, rng: random.Random) -> tuple[Candidate, ...]:
     """Of each kind of candidate, one is as likely as of another. What leads nowhere is drawn anew."""
     graph = generator.graph
     while True:
@@ -27,7 +25,7 @@ def random_plan(
                     kinds.setdefault((*kind, candidate.output.channels_text), []).append(candidate)
             if not kinds:
                 break
-            plan.append(random_source.choice(kinds[random_source.choice(sorted(kinds))]))
+            plan.append(rng.choice(kinds[rng.choice(sorted(kinds))]))
             state = plan_state.next_state(graph, plan[-1], state)
             position += len(plan[-1].covers)
         if position == len(graph.regions) and not state.open_alternative:

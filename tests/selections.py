@@ -29,13 +29,9 @@ def problems(draw, memory_model: str, most: int = 5) -> SelectionProblem:
     footprints = st.builds(Footprint, workspace_bytes=sizes, filter_bytes=sizes)
     candidates = {}
     for region in graph.regions:
-        drawn_fields = draw(
-            st.lists(
-                st.tuples(*(st.sampled_from(LAYOUTS),) * 2, st.integers(1, 30).map(float), footprints),
-                min_size=1,
-                max_size=4,
-            )
-        )
+        layouts = st.sampled_from(LAYOUTS)
+        options = st.tuples(layouts, layouts, st.integers(1, 30).map(float), footprints)
+        drawn_fields = draw(st.lists(options, min_size=1, max_size=4))
         candidates[region.name] = tuple(
             candidate(region.name, f"p{n}", *fields) for n, fields in enumerate(drawn_fields)
         )
@@ -107,9 +103,8 @@ def min_time_ns(problem: SelectionProblem, memory_bytes: float) -> float | None:
         for c in problem.table.candidates[name]:
             region = problem.graph.region(name)
             tensors = [problem.tensor_bytes[t] for t in (*dict.fromkeys(region.inputs), name)]
-            buffer_bytes = (c.footprint.filter_bytes + 63) // 64 * 64 + (
-                c.footprint.workspace_bytes + 63
-            ) // 64 * 64
+            sizes = c.footprint.filter_bytes, c.footprint.workspace_bytes
+            buffer_bytes = sum((size + 63) // 64 * 64 for size in sizes)
             footprint[name, c.name] = sum(tensors) + buffer_bytes if chosen else 0
             costs[x[name, c.name]] += sum(task.execution_ns for task in c.tasks)
         rows.append(({x[name, c.name]: 1.0 for c in problem.table.candidates[name]}, 1.0, 1.0))

@@ -13,10 +13,8 @@ def hourglass() -> onnx.ModelProto:
         "w1": (32, 3, 3, 3), "w2": (32, 32, 3, 3), "w3": (48, 32, 3, 3), "w4": (48, 32, 2, 2),
         "w5": (24, 64, 3, 3), "w6": (4, 24, 1, 1),
     }  # fmt: skip
-    weights = {
-        name: (rng.standard_normal(size) / np.sqrt(np.prod(size[1:]))).astype(np.float32)
-        for name, size in sizes.items()
-    }
+    scales = {name: np.sqrt(np.prod(size[1:])) for name, size in sizes.items()}
+    weights = {n: (rng.standard_normal(d) / scales[n]).astype(np.float32) for n, d in sizes.items()}
     same = dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     steps = [
         ("Conv", ["x", "w1"], "a", same), ("Relu", ["a"], "ra", {}),

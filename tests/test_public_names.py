@@ -37,12 +37,8 @@ def test_type_checkers_and_editors_see_what_is_public():
         for node in tree.body
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "_TYPE_CHECKING"
     )
-    read = {
-        name.asname or name.name: (node.module, name.name)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for name in node.names
-    }
+    statements = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    read = {n.asname or n.name: (node.module, n.name) for node in statements for n in node.names}
     assert read == pimflow._LAZY and list(pimflow._LAZY) == pimflow.__all__
     assert (Path(pimflow.__file__).parent / "py.typed").exists()
 

@@ -324,9 +324,7 @@ def test_kernels_with_narrow_weights_are_refused(tmp_path):
     """Logs and runs are of kernels with weights of the storage type; the GPU model counts the bytes."""
     real_log(tmp_path)
     narrow = KernelRequest(dataclasses.replace(POINTWISE, weight_share=0.28), 32)
-    with pytest.raises(
-        UsageError, match="gpu=accel-sim-logs has kernels with weights of the storage type only"
-    ):
+    with pytest.raises(UsageError, match="gpu=accel-sim-logs has kernels with weights of the storage type"):
         AccelSimLogs(str(tmp_path)).costs([*REQUESTS, narrow], GPU, "fp16")
 
 
@@ -336,13 +334,11 @@ def test_a_log_is_the_cost_and_the_rest_is_the_model_scaled(tmp_path):
     assert [cost.provenance for cost in costs] == [
         Provenance.SCALED, Provenance.SIMULATED, Provenance.SCALED, Provenance.SCALED
     ]  # fmt: skip
-    modelled = [
-        kernel_cost(request.kernel, GPU, dtype="fp16", channels=request.channels) for request in REQUESTS
-    ]
-    for field in ("execution_ns", "dram_bytes", "l2_bytes"):
-        ratio = getattr(costs[1], field) / getattr(modelled[1], field)
-        assert [getattr(cost, field) for cost in costs] == pytest.approx(
-            [ratio * getattr(cost, field) for cost in modelled]
+    modelled = [kernel_cost(r.kernel, GPU, dtype="fp16", channels=r.channels) for r in REQUESTS]
+    for key in ("execution_ns", "dram_bytes", "l2_bytes"):
+        ratio = getattr(costs[1], key) / getattr(modelled[1], key)
+        assert [getattr(cost, key) for cost in costs] == pytest.approx(
+            [ratio * getattr(cost, key) for cost in modelled]
         )
     assert {cost.launch_ns for cost in costs} == {GPU.launch_ns}
     cost = costs[1]
@@ -558,10 +554,8 @@ def test_the_page_meets_what_was_asked():
 
 
 def test_errors_and_their_sums():
-    kernels = [
-        HeldOutKernel(kernel="a", cycles={16: (100, 110.0), 32: (50, 50.0)}),
-        HeldOutKernel(kernel="b", cycles={12: (100, 80.0)}),
-    ]
+    first = HeldOutKernel(kernel="a", cycles={16: (100, 110.0), 32: (50, 50.0)})
+    kernels = [first, HeldOutKernel(kernel="b", cycles={12: (100, 80.0)})]
     assert kernels[0].errors == {16: pytest.approx(0.1), 32: 0.0}
     assert kernels[0].ratio_error == pytest.approx(0.1)
     assert kernels[1].ratio_error is None

@@ -56,9 +56,7 @@ def parse_launch(launch: Launch, tmp_path: Path) -> list:
     path.write_text(text_of(launch), encoding="ascii", newline="\n")
     header, blocks = read_trace(path)
     blocks = list(blocks)
-    assert [block.index for block in blocks] == [
-        index[::-1] for index in itertools.product(*map(range, header.grid[::-1]))
-    ]
+    assert [b.index for b in blocks] == [i[::-1] for i in itertools.product(*map(range, header.grid[::-1]))]
     for block in blocks:
         barriers = {sum(i.opcode == "BAR.SYNC" for i in warp) for warp in block.warps}
         assert len(barriers) == 1, "warps that wait for one another for ever"
@@ -87,9 +85,7 @@ def operand_addresses(g: ConvGeometry, depthwise: bool) -> tuple[set[int], set[i
     """Addresses of input and filter elements, by the definition of a convolution."""
     inputs, filters = set(), set()
     cg, ng = g.c // g.groups, g.oc // g.groups
-    for n, y, x, o, dy, dx, c in itertools.product(
-        range(g.n), range(g.oh), range(g.ow), range(g.oc), range(g.kh), range(g.kw), range(cg)
-    ):
+    for n, y, x, o, dy, dx, c in itertools.product(*map(range, (g.n, g.oh, g.ow, g.oc, g.kh, g.kw, cg))):
         iy = y * g.stride[0] + dy * g.dilation[0] - g.padding[0]
         ix = x * g.stride[1] + dx * g.dilation[1] - g.padding[1]
         if 0 <= iy < g.h and 0 <= ix < g.w:
@@ -145,10 +141,8 @@ def read_stored_trace(name: str) -> str:
 
 def test_traces_byte_by_byte():
     """The first is one that Accel-Sim ran."""
-    for launch in (
-        pointwise_launch((28, 28), 32, 192, listed=True),
-        pointwise_launch((16, 16), 96, 128, (128, 64), listed=True),
-    ):
+    layers = ((28, 28), 32, 192), ((16, 16), 96, 128, (128, 64))
+    for launch in (pointwise_launch(*layer, listed=True) for layer in layers):
         assert text_of(launch) == read_stored_trace(launch.name)
 
 
@@ -215,11 +209,9 @@ def test_shorter_addresses_mean_the_same(tmp_path):
 def is_residual(touched: set[int], size_bytes: int, output_bytes: int) -> bool:
     """Whether what is added to the results is read: all of it, or, if it is smaller, within an access."""
     all_addresses = {D + 2 * i for i in range(size_bytes // 2)}
-    return (
-        touched == all_addresses
-        if size_bytes >= output_bytes
-        else touched <= all_addresses | {D + i for i in range(16)}
-    )
+    if size_bytes >= output_bytes:
+        return touched == all_addresses
+    return touched <= all_addresses | {D + i for i in range(16)}
 
 
 def residuals(times: int, geometry: ConvGeometry) -> int:
@@ -348,10 +340,8 @@ def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory
     assert 2 * len(loads) == unscaled.input_bytes + unscaled.weight_bytes
     split, rest = divmod(len(sums), rows * n * 2)  # sums in fp32, of each part of the reduction
     assert split >= 1 and rest == 0 and set(sums.values()) == {1}
-    assert (
-        kernel_launches[1].name == kernel_launches[0].name + ("_scale" if split == 1 else "_reduce")
-        and len(kernel_launches) == 2
-    )
+    second_name = kernel_launches[0].name + ("_scale" if split == 1 else "_reduce")
+    assert len(kernel_launches) == 2 and kernel_launches[1].name == second_name
     blocks = parse_launch(kernel_launches[1], tmp_path_factory.mktemp("t"))
     loads, stores = traffic(blocks)
     assert stores == Counter(C + 2 * i for i in range(-(-map_bytes // 16) * 8))
@@ -403,9 +393,8 @@ def test_a_kernel_moves_at_least_its_footprint(layer, tmp_path):
 
 
 def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
-    split = dataclasses.replace(
-        GPU, efficiency={**GPU.efficiency, "split_cycles": 1.0, "gemv": 0.001, "iteration_cycles": 3000.0}
-    )
+    efficiency = {**GPU.efficiency, "split_cycles": 1.0, "gemv": 0.001, "iteration_cycles": 3000.0}
+    split = dataclasses.replace(GPU, efficiency=efficiency)
     gemm, reduce = launches(convolution_kernel(LAYERS["long"], "fp16"), split, "fp16")
     assert reduce.name == gemm.name + "_reduce"
     _, partial = traffic(parse_launch(gemm, tmp_path))
@@ -506,8 +495,6 @@ def test_same_kernels_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_traces(requests(SMALL, 32), GPU, "fp16", tmp_path / name)
-    first, second = (
-        {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*.*g")}
-        for n in ("a", "b")
-    )
+    folders = tmp_path / "a", tmp_path / "b"
+    first, second = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*.*g")} for d in folders)
     assert first == second and len(first) >= 4

@@ -148,10 +148,8 @@ gpu_tot_min_power = 60
 
 
 def test_a_power_report(tmp_path):
-    path = write_log(
-        tmp_path,
-        POWER + POWER.replace("gemm", "copy").replace("kernel_avg_power = 71.5", "kernel_avg_power = 5e1"),
-    )
+    second = POWER.replace("gemm", "copy").replace("kernel_avg_power = 71.5", "kernel_avg_power = 5e1")
+    path = write_log(tmp_path, POWER + second)
     gemm, copy = read_power_report(path)
     assert (gemm.name, gemm.average_w, gemm.run_average_w) == ("gemm", 71.5, 71.5)
     assert gemm.components_w == {"IBP": 1.25, "DRAMP": 12, "CONSTP": 32.3}

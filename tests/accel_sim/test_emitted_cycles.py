@@ -121,10 +121,8 @@ def test_threads_wait_for_each_step_of_each_wave():
 
 def test_dram_moves_what_was_simulated():
     """Bytes of a row's results are sectors; outputs go through the L2."""
-    errors = [
-        float(demand_of(sample, gpu_with_constants()).dram_bytes.item()) / float(row["dram_bytes"]) - 1
-        for sample, row in zip(SAMPLES, ROWS)
-    ]
+    demands = [demand_of(sample, gpu_with_constants()) for sample in SAMPLES]
+    errors = [float(d.dram_bytes.item()) / float(row["dram_bytes"]) - 1 for d, row in zip(demands, ROWS)]
     assert np.median(np.abs(errors)) < 1e-3 and np.quantile(np.abs(errors), 0.95) < 0.03
 
 
@@ -135,21 +133,16 @@ def test_rows_a_power_of_two_apart_meet_in_few_slices(size, share):
         kind="gemm", m=64, n=640, k=size, macs=1, input_bytes=0, weight_bytes=1 << 28, output_bytes=0
     )
     run = {"dtype": "fp16", "channels": 16, "tile": (64, 64)}
-    met, all_slices = (
-        kernel_cost(kernel, gpu_with_constants(channel_spread=spread), **run).dram_ns
-        for spread in (1.0, 32.0)
-    )
+    gpus = [gpu_with_constants(channel_spread=spread) for spread in (1.0, 32.0)]
+    met, all_slices = (kernel_cost(kernel, gpu, **run).dram_ns for gpu in gpus)
     assert met == pytest.approx(all_slices * 32 / share)
 
 
 def test_split_k_takes_a_second_launch():
     kernel = next(sample.kernel for sample in SAMPLES if sample.tile and sample.kernel.k > 600)
-    one_part, split = (
-        kernel_cost(
-            kernel, gpu_with_constants(step_cycles=1e-3), dtype="fp16", tile=(32, 32, parts)
-        ).execution_ns
-        for parts in (1, 2)
-    )
+    gpu = gpu_with_constants(step_cycles=1e-3)
+    tiles = (32, 32, 1), (32, 32, 2)
+    one_part, split = (kernel_cost(kernel, gpu, dtype="fp16", tile=tile).execution_ns for tile in tiles)
     assert split - one_part > GPU.launch_ns
 
 
@@ -181,10 +174,8 @@ def test_constants_are_found_again():
     told_by = {"step_cycles": 450.0, "kernel_cycles": 900.0, "exposed": 0.6, "channel_spread": 5.0}
     changed_gpu = gpu_with_constants(**told_by, overlap=1.5)
     samples = [sample for sample in SAMPLES if sample.kind != "row"]
-    measured_samples = [
-        dataclasses.replace(sample, measured_ns=measured_ns)
-        for sample, measured_ns in zip(samples, analytic_ns(samples, changed_gpu))
-    ]
+    pairs = zip(samples, analytic_ns(samples, changed_gpu))
+    measured_samples = [dataclasses.replace(sample, measured_ns=time_ns) for sample, time_ns in pairs]
     fitted = fit(GPU, measured_samples)
     errors = np.array(analytic_ns(measured_samples, fitted)) / [s.measured_ns for s in measured_samples] - 1
     assert np.median(abs(errors)) < 0.02

@@ -65,9 +65,8 @@ def reference_attention(attention, q, k, v, mask, _, sinks):
 @given(attentions(), st.integers(0, 99))
 def test_the_reference_is_the_definition(attention, seed):
     values = operands(attention, seed)
-    np.testing.assert_allclose(
-        attend(attention, *values), reference_attention(attention, *values), atol=1e-12
-    )
+    expected = reference_attention(attention, *values)
+    np.testing.assert_allclose(attend(attention, *values), expected, atol=1e-12)
 
 
 @given(attentions(causal=True, masked=False, sinks=False, read=0), st.integers(0, 99))

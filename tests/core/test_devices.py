@@ -156,10 +156,8 @@ def organisations(draw: st.DrawFn) -> PimSpec:
     pim = DEVICES[draw(st.sampled_from(NAMES))]
     names = ("nRCDR", "nRP", "nRTP", "nRRD", "nFAW")
     timing = {name: draw(st.integers(1, 60)) for name in names}
-    rules = tuple(
-        replace(rule, window=draw(st.integers(1, 4))) if rule.latency == "nFAW" else rule
-        for rule in pim.constraints
-    )
+    windows = st.integers(1, 4)
+    rules = tuple(replace(r, window=draw(windows)) if r.latency == "nFAW" else r for r in pim.constraints)
     timing |= {"nRC": 1, "nREFI": 100_000}
     gangs = draw(st.sampled_from((1, 2, 4, 8)))
     return replace(pim, gangs=gangs, timing=pim.timing | timing, constraints=rules)
@@ -195,9 +193,8 @@ def test_refreshes_take_their_share(name):
     pim = DEVICES[name]
     count = 40 * pim.timing["nREFI"] // pim.timing["nCCDS"]
     comp = Comp(buffer=0, row=Affine(0), column=Affine(0), count=1)
-    commands = issue_program(
-        program(pim, (*row_activations(pim, Affine(0)), Loop(extent=count, body=(comp,)))), pim, 0
-    )
+    nodes = (*row_activations(pim, Affine(0)), Loop(extent=count, body=(comp,)))
+    commands = issue_program(program(pim, nodes), pim, 0)
     is_comp = commands["command"] == COMMANDS.index("COMP")
     clocks = commands["clock"][is_comp]
     refreshes = np.count_nonzero(commands["command"][: np.flatnonzero(is_comp)[-1]] == COMMANDS.index("REF"))
@@ -289,9 +286,8 @@ def test_short_buffers_are_bounded():
 
 def test_a_repeated_constraint(tmp_path):
     twice = '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
-    assert "constraint 25 repeats constraint 8" in refusal(
-        tmp_path, NEWTON.replace("\n[energy]", twice + "\n[energy]")
-    )
+    text = NEWTON.replace("\n[energy]", twice + "\n[energy]")
+    assert "constraint 25 repeats constraint 8" in refusal(tmp_path, text)
 
 
 @settings(max_examples=examples(60), deadline=None)

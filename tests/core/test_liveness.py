@@ -67,9 +67,8 @@ def test_an_alias_class_counts_once_at_its_largest():
     def life(name, size_bytes, alias=""):
         return Lifetime(name=name, begin=0, end=1, size_bytes=size_bytes, alias=alias)
 
-    liveness = Liveness(
-        steps=1, lifetimes=(life("whole", 64, "t"), life("top", 32, "t"), life("rest", 32, "t"), life("u", 5))
-    )
+    lifetimes = (life("whole", 64, "t"), life("top", 32, "t"), life("rest", 32, "t"), life("u", 5))
+    liveness = Liveness(steps=1, lifetimes=lifetimes)
     assert liveness.live_bytes(0) == 69
 
 

@@ -61,9 +61,8 @@ def test_the_device_of_narrow_weights_charges_vectors_and_scales(name, operand):
         assert narrow.buffer_columns * narrow.vector_bursts(dtype) <= spec.buffer_columns
     cycles = row.scale_columns * spec.timing["nCCDS"]
     assert narrow.timing["nRCDR"] == spec.timing["nRCDR"] + cycles
-    assert narrow.energy["activate_pj"] == pytest.approx(
-        spec.energy["activate_pj"] + row.scale_columns * spec.energy["column_read_pj"]
-    )
+    scales_pj = row.scale_columns * spec.energy["column_read_pj"]
+    assert narrow.energy["activate_pj"] == pytest.approx(spec.energy["activate_pj"] + scales_pj)
     assert narrow.bytes_per_channel == narrow.banks * narrow.usable_rows * row.comps * spec.column_bytes
 
 
@@ -91,10 +90,7 @@ def test_integer_operands_are_exact_by_value():
                 assert PimProgram.from_json(program.to_json()) == program and program.dtype == "int8"
                 assert program_coverage(program).exact and pim.is_target_of(program)
                 assert not any(program_violations_by_rule(program, pim).values())
-                tops = (
-                    {8: 127, 4: 7}[operand.weight_type.bits],
-                    {"int8": 127, "int4": 7}[operand.activations],
-                )
+                tops = {8: 127, 4: 7}[operand.weight_type.bits], {"int8": 127, "int4": 7}[operand.activations]
                 w, x = (draw.integers(-n, n + 1, shape) for n, shape in zip(tops, ((40, 5000), 5000)))
                 image = memory_image(program, w.astype(np.int8))
                 y = PimDevice(program, image).run(x.astype(np.int8).reshape(1, 1, 1, -1))

@@ -37,9 +37,8 @@ def parse_line(*argv: str) -> dict[str, object]:
 
 def test_the_command_line_is_made_from_the_declaration():
     assert parse_line() == {"fans": 2, "load": None, "kind": "air", "quiet": False}
-    assert parse_line("--fans", "3", "--load", "25%", "--slow") == {
-        **{"fans": 3, "load": 0.25, "kind": "air", "quiet": True}
-    }
+    expected = {"fans": 3, "load": 0.25, "kind": "air", "quiet": True}
+    assert parse_line("--fans", "3", "--load", "25%", "--slow") == expected
     sub = CommandParser(prog="cool")
     sub.add_fields(CoolingOptions)
     assert dict(sub.help_groups()) == {

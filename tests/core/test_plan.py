@@ -114,11 +114,8 @@ def test_what_a_person_may_leave_out():
 
 
 def test_a_run_has_no_share_and_a_region_alone_does_not_say_what_it_covers():
-    (run,) = Plan.from_json(
-        plan_text_with_choice(mode="PIPELINE", covers=["conv1", "conv2"], gpu_share=None).replace(
-            '"mode"', '"gpu_share": null, "mode"'
-        )
-    ).choices
+    text = plan_text_with_choice(mode="PIPELINE", covers=["conv1", "conv2"], gpu_share=None)
+    (run,) = Plan.from_json(text.replace('"mode"', '"gpu_share": null, "mode"')).choices
     assert (run.rewrite.gpu_share, run.regions) == (None, ("conv1", "conv2"))
     plan = Plan.from_json(plan_text())
     assert plan.choices[0].regions == ("conv1",) and "covers" not in plan.choices[0].to_table()

@@ -102,9 +102,8 @@ def test_roles_names_and_counts(g, method):
     assert roles[0] == "fconv" and roles[-1] == "lconv" and set(roles[1:-1]) <= {"core"}
     assert set(roles) <= set(ROLES) and len({link.name for link in decomposition.links}) == len(roles)
     assert ("core" in roles) == (g.kh * g.kw > 1) == (decomposition.method == method)
-    assert decomposition.weight_elements == sum(
-        link.geometry.oc * link.geometry.reduction for link in decomposition.links
-    )
+    geometries = [link.geometry for link in decomposition.links]
+    assert decomposition.weight_elements == sum(g.oc * g.reduction for g in geometries)
     last = decomposition.links[-1].geometry
     assert (last.n, last.oh, last.ow, last.oc) == (g.n, g.oh, g.ow, g.oc)
 

@@ -394,10 +394,8 @@ op("ConvInteger zeros", "ConvInteger", "x w a b", t=T.UINT8, weights=stored, **w
 stored = {"w": integers.integers(-128, 128, (6, 8, 3, 3), np.int8), "b": np.int8(-5)}
 op("ConvInteger signed", "ConvInteger", "x w  b", t=T.UINT8, weights=stored, dilations=[2, 1])
 op("QDQ", "QuantizeLinear", "x s z", weights={"s": np.float32(0.02), "z": np.uint8(128)})
-pair = [
-    h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
-    h.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="n"),
-]
+quantize = h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q")
+pair = [quantize, h.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="n")]
 net("QDQ2", pair, {"x": (F, SHAPE)}, {"s": np.float32(0.02), "z": np.uint8(128)})
 op("DynQuant", "DynamicQuantizeLinear", outs="y s z")
 op("Det", "Det", x=(2, 4, 4))

@@ -91,10 +91,8 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
     rng = np.random.default_rng(0)
     ids = rng.integers(50, size=(1, TOKENS))
     prefill = onnx_runtime.reference(DecoderModel(tokens=TOKENS, past=1, mask="causal", **form).model())
-    past = {
-        state.name: rng.standard_normal((1, form["kv_heads"], 1, 8)).astype(np.float32)
-        for state in network.states
-    }
+    dims = (1, form["kv_heads"], 1, 8)
+    past = {state.name: rng.standard_normal(dims).astype(np.float32) for state in network.states}
     logits, *presents = prefill({"input_ids": ids, **past})
     executor = network_build.module["default"](network_build.device)
     for name, value in past.items():  # bound once
@@ -109,9 +107,8 @@ def test_decoding_with_the_cache_is_prefill_of_the_whole_sequence(built):
         np.testing.assert_allclose(step_logits, logits[0, turn], rtol=0, atol=ROUNDING * abs(logits).max())
     outputs = [executor["get_output"](n).numpy() for n in range(network.outputs)]
     for cache, present in zip(network_build.states.unpack(outputs)[1:], presents, strict=True):
-        np.testing.assert_allclose(
-            cache[:, :, : 1 + TOKENS], present, rtol=0, atol=ROUNDING * abs(present).max()
-        )
+        bound = ROUNDING * abs(present).max()
+        np.testing.assert_allclose(cache[:, :, : 1 + TOKENS], present, rtol=0, atol=bound)
         assert (cache[:, :, 1 + TOKENS :] == 0).all()
 
 

@@ -19,10 +19,8 @@ SAMPLES = 30
 
 def random_inputs(network: frontend.Network, samples: int = SAMPLES) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
-    return {
-        name: draw.standard_normal((samples, *dims[1:])).astype(dtype)
-        for name, (dims, dtype) in network.inputs.items()
-    }
+    inputs = network.inputs.items()
+    return {name: draw.standard_normal((samples, *dims[1:])).astype(dtype) for name, (dims, dtype) in inputs}
 
 
 def outputs(network: frontend.Network, inputs: dict[str, np.ndarray]) -> np.ndarray:

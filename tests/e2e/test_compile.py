@@ -58,9 +58,8 @@ def test_report_says_where_the_energy_goes_and_what_is_saved(toy):
     assert sum(report.energy.energies_pj.values()) == report.energy.energy_pj
     assert sum(report.energy.energies_gpu_only_pj.values()) == report.energy.energy_gpu_only_pj
     saved = report.energy.savings_pj
-    assert saved["total"] == pytest.approx(
-        report.energy.energy_gpu_only_pj - report.energy.energy_pj, rel=1e-6
-    )
+    saved_pj = report.energy.energy_gpu_only_pj - report.energy.energy_pj
+    assert saved["total"] == pytest.approx(saved_pj, rel=1e-6)
     line = next(line for line in report_table(report, None).splitlines() if line.startswith("saved "))
     assert f"{saved['total'] / 1e9:+.2f} mJ: {saved['shorter_runtime'] / 1e9:+.2f} mJ by shorter" in line
 
@@ -240,10 +239,8 @@ def test_rows_of_zeros_are_charged_and_lie_in_place():
     for padding in PADDINGS:
         target = system(padding=padding)
         search_result = search(prepare.regions(network, target), target)
-        whole_plan = replace(
-            search_result.plan,
-            choices=tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions),
-        )
+        choices = tuple(Choice(regions=(region.name,)) for region in search_result.graph.regions)
+        whole_plan = replace(search_result.plan, choices=choices)
         split = with_choice(whole_plan, "h.conv", mode="SPLIT", gpu_share=0.5)
         applied = apply(search_result.graph, target, split, search_result.costs)
         built = build.build(network, applied, targets.target_by_name("llvm+pim"))

@@ -60,9 +60,8 @@ def test_an_error_is_that_of_the_outputs_with_one_layer_decomposed(changes, samp
     original = outputs(changes[0].original, samples)
     for layer, rule in (("conv4", 2),):
         one_layer = combine_alternatives(changes, {layer: rule})
-        assert errors[layer][rule] == pytest.approx(
-            relative_error(outputs(one_layer.network, samples), original), rel=1e-3
-        )
+        error = relative_error(outputs(one_layer.network, samples), original)
+        assert errors[layer][rule] == pytest.approx(error, rel=1e-3)
     without_model = replace(changes[0].original, reference=replace(changes[0].original.reference, model=None))
     few = tuple(replace(change, original=without_model, layers=change.layers[3:4]) for change in changes[:1])
     assert layer_errors(few, samples)["conv4"] == pytest.approx(errors["conv4"][:1], rel=1e-3)

@@ -95,6 +95,5 @@ def test_the_memory_of_groups(capsys):
     fused = json.loads(capsys.readouterr().out)
     assert fused["fused"] == [list(c) for c in search_result.group_tilings()] != unfused["fused"] == []
     assert fused["pool_bytes"] == plans[0].pool_bytes < unfused["pool_bytes"]
-    assert "--fuse: buffers.csv is a table of buffers, not a network" in error_line(
-        capsys, 2, "memory buffers.csv --fuse --quiet"
-    )
+    line = error_line(capsys, 2, "memory buffers.csv --fuse --quiet")
+    assert "--fuse: buffers.csv is a table of buffers, not a network" in line

@@ -22,10 +22,8 @@ WEIGHTS = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     """y = gain * (x @ w), with the number of rows of x open, and `gain` an input of one number."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
-        helper.make_node("Mul", ["product", "gain"], ["y"], "scale"),
-    ]
+    product = helper.make_node("MatMul", ["x", "w"], ["product"], "product")
+    nodes = [product, helper.make_node("Mul", ["product", "gain"], ["y"], "scale")]
     model = onnx_model(nodes, {"x": ("rows", 16), "gain": ()}, {"y": ("rows", 8)}, {"w": WEIGHTS})
     path = tmp_path_factory.mktemp("inputs") / "gain.onnx"
     onnx.save(model, path)

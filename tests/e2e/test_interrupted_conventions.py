@@ -72,13 +72,9 @@ def test_a_directory_is_whole_before_and_says_what_is_missing(tmp_path, monkeypa
 @pytest.mark.long
 def test_a_command_that_is_interrupted_has_printed_its_report(tmp_path):
     """And it says one line, with what is missing."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "compile", "toy", "-o", "out", "--quiet"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", COMMAND, "compile", "toy", "-o", "out", "--quiet"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, **streams)
     printed = [process.stdout.readline()]
     while printed[-1] and not printed[-1].startswith("wrote "):
         printed.append(process.stdout.readline())

@@ -41,9 +41,8 @@ def directory(tmp_path, search_result):
     modes = {"down.conv": SplitRewrite(gpu_share=0.25), "widen.conv": PimRewrite()}
     choices = [replace(c, rewrite=modes.get(c.region, OPERATOR_KERNELS)) for c in search_result.plan.choices]
     plan = replace(search_result.plan, choices=tuple(choices), gpu_channels=20)
-    return write_directory(
-        path, plan, PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp16")
-    )
+    placed = PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp16")
+    return write_directory(path, plan, placed)
 
 
 def write_directory(path, plan: Plan, placed: PlacedRegions):
@@ -115,23 +114,18 @@ def test_a_split_that_pads_alike_reads_rows_of_zeros(capsys, tmp_path, search_re
     assert (pad_top, pad_bottom) == (1, 0)
     padded = convolution_kernel(replace(part, h=part.h + 1, padding=(0, pad_left, 0, pad_right)), "fp16")
     names = {kernel_name(kernel, "fp16") for kernel in (padded, convolution_kernel(part, "fp16"))}
-    assert {f"{name}.20" for name in names} & trace_folders(tmp_path / "out") == {
-        f"{kernel_name(padded, 'fp16')}.20"
-    }
+    padded_name = f"{kernel_name(padded, 'fp16')}.20"
+    assert {f"{name}.20" for name in names} & trace_folders(tmp_path / "out") == {padded_name}
 
 
 def test_they_are_the_kernels_that_the_search_asks_for(search_result):
     """The rows of a split, as candidates are charged for them."""
     region = search_result.graph.region("down.conv")
     generator = CandidateGenerator(search_result.graph, SYSTEM)
-    (task,) = [
-        t
-        for t in generator.make(region, SplitRewrite(gpu_share=2 / region.geometry.oh)).tasks
-        if t.resource == "gpu" and "rows" in t.label
-    ]
-    cost = generator.costs.kernel_cost(
-        convolution_kernel(region.geometry.first_rows(2), "fp16"), SYSTEM.gpu_channels
-    )
+    split = generator.make(region, SplitRewrite(gpu_share=2 / region.geometry.oh))
+    (task,) = [t for t in split.tasks if t.resource == "gpu" and "rows" in t.label]
+    kernel = convolution_kernel(region.geometry.first_rows(2), "fp16")
+    cost = generator.costs.kernel_cost(kernel, SYSTEM.gpu_channels)
     assert task.execution_ns == cost.execution_ns > 0
 
 

@@ -106,14 +106,9 @@ def ends_in_time(session: int, seconds: float = 20.0) -> bool:
 @pytest.mark.parametrize("after", long_but(["start"], ["start", "import", "work"]))
 def test_workers_end_with_their_parent(tmp_path, stop, after):
     """While they start, import and work: nobody is left, nothing in a folder, and stderr is the parent's."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKERS],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", WORKERS], env=environment, **streams)
     assert process.stdout.readline() == "begins\n"
     if after != "start":
         until = time.monotonic() + 60

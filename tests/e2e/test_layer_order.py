@@ -57,18 +57,12 @@ def test_the_layers_stay_the_same_and_both_latencies_are_said(wide):
 @pytest.mark.long
 def test_a_plan_says_its_order(wide):
     directory, compiled, plain = wide
-    recompiled = pimflow.compile(
-        directory / "wide.onnx",
-        plan=directory / "out" / "plan.json",
-        reorder=True,
-        system=SYSTEM,
-        conventions="none",
-    )
+    options = {"reorder": True, "system": SYSTEM, "conventions": "none"}
+    recompiled = pimflow.compile(directory / "wide.onnx", plan=directory / "out" / "plan.json", **options)
     assert recompiled.plan.choices == compiled.plan.choices and recompiled.verification.is_verified
     keys = ("live_bytes", "lower_bound_bytes", "optimal", "pool_given_bytes", "pool_bytes", "latency_ns")
-    assert [getattr(recompiled.report.extras.order, key) for key in keys] == [
-        getattr(compiled.report.extras.order, key) for key in keys
-    ]
+    once, again = (item.report.extras.order for item in (compiled, recompiled))
+    assert all(getattr(once, key) == getattr(again, key) for key in keys)
     with pytest.raises(PlanError, match="--reorder"):
         pimflow.search(directory / "wide.onnx", plan=compiled.plan, system=SYSTEM)
     backwards = replace(compiled.plan, choices=compiled.plan.choices[::-1])

@@ -100,9 +100,8 @@ def test_every_run_of_whole_regions_is_a_candidate():
     options = NetworkOptions(batch=4, decompose="tucker:0.1", fuse_activations=True)
     network = prepare.load(model(nodes, weights, 3, rows=224), options)
     graph = prepare.prepare(network, options, SYSTEM).regions
-    candidates = fused_groups.group_candidates(
-        CandidateGenerator(graph, SYSTEM, modes=("GPU",)), SYSTEM.gpu.memory_channels
-    )
+    generator = CandidateGenerator(graph, SYSTEM, modes=("GPU",))
+    candidates = fused_groups.group_candidates(generator, SYSTEM.gpu.memory_channels)
     assert len(graph.runs) == 4 and {candidate.covers for candidate in candidates} == set(graph.runs)
 
 

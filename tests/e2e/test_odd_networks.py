@@ -43,9 +43,8 @@ ODD_RESULTS = {
 def test_results_of_other_kinds_are_said(capsys, tmp_path, what):
     last, kind, expected_text = ODD_RESULTS[what]
     none = numpy_helper.from_array(np.zeros(1, np.int64), "none")
-    path = save_network(
-        tmp_path, [CONV, last], [weight("w", 8, 4, 3, 3), weight("zero", 1, value=0), none], kind=kind
-    )
+    constants = [weight("w", 8, 4, 3, 3), weight("zero", 1, value=0), none]
+    path = save_network(tmp_path, [CONV, last], constants, kind=kind)
     assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
     values = np.full((1, 4, 8, 8), np.nan if what == "infinity" else 1, np.float32)
     np.save(tmp_path / "x.npy", values)
@@ -76,9 +75,8 @@ def test_tensors_that_nobody_can_hold(capsys, tmp_path, dims):
 def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
     """C++ says nothing beside it: TVM warns of builders that were left in the middle."""
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", group=3)
-    code, out, err = run(
-        capfd, "compile", save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet"
-    )
+    path = save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
+    code, out, err = run(capfd, "compile", path, "--quiet")
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
     assert "Conv of node 'conv' cannot be imported" in err
 
@@ -97,10 +95,8 @@ def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says
     nodes = [helper.make_node(kind, ["x", "w"], ["y"], "last")]
     weights = [weight("w", *filters)]
     if kind == "Slice":
-        nodes = [
-            helper.make_node("Slice", ["x", "none", "none"], ["a"], "cut"),
-            helper.make_node("MatMul", ["a", "w"], ["y"], "last"),
-        ]
+        cut = helper.make_node("Slice", ["x", "none", "none"], ["a"], "cut")
+        nodes = [cut, helper.make_node("MatMul", ["a", "w"], ["y"], "last")]
         weights.append(numpy_helper.from_array(np.zeros(1, np.int64), "none"))
     path = save_network(tmp_path, nodes, weights, dims)
     for command in ("compile", "memory"):
@@ -111,16 +107,12 @@ def test_layers_of_nothing_are_named(capsys, tmp_path, kind, filters, dims, says
 
 
 def test_every_region_has_files_of_its_own(capsys, tmp_path):
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], "a/b"),
-        helper.make_node("Conv", ["a", "v"], ["y"], "a_b"),
-    ]
+    first = helper.make_node("Conv", ["x", "w"], ["a"], "a/b")
+    nodes = [first, helper.make_node("Conv", ["a", "v"], ["y"], "a_b")]
     weights = [weight("w", 256, 256, 1, 1), weight("v", 256, 256, 1, 1)]
     path = save_network(tmp_path, nodes, weights, dims=(1, 256, 7, 7))
-    assert (
-        run(capsys, "compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet", *ALONE)[0]
-        == 0
-    )
+    argv = ("compile", path, "-o", tmp_path / "out", "--accounting", "paper", "--quiet", *ALONE)
+    assert run(capsys, *argv)[0] == 0
     modes = [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]]
     programs = [json.loads(p.read_text()) for p in (tmp_path / "out/programs").iterdir()]
     assert len(programs) == len(modes) - modes.count("GPU") == 2
@@ -174,10 +166,8 @@ def test_networks_that_only_look_at_their_inputs_copy_them(capsys, tmp_path, wha
 
 def test_parts_without_a_name_are_refused(capsys, tmp_path):
     """ONNX Runtime, which is the reference, ends by a signal where it runs such a Split."""
-    nodes = [
-        helper.make_node("Split", ["x", "sizes"], ["", "part", ""], "cut", axis=1),
-        helper.make_node("Relu", ["part"], ["y"], "relu"),
-    ]
+    cut = helper.make_node("Split", ["x", "sizes"], ["", "part", ""], "cut", axis=1)
+    nodes = [cut, helper.make_node("Relu", ["part"], ["y"], "relu")]
     path = save_network(tmp_path, nodes, [numpy_helper.from_array(np.int64([1, 2, 1]), "sizes")])
     code, out, err = run(capsys, "compile", path, "--quiet", *ALONE)
     assert (code, out) == (3, "") and "Split 'cut' has a result without a name" in err

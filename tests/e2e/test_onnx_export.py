@@ -30,12 +30,8 @@ class OnnxModelBuilder:
 
     def add(self, kind: str, x: str, *shapes: tuple[int, ...], scale: float = 0.3, **attrs) -> str:
         name = f"{kind.lower()}{len(self.nodes)}"
-        stored = [
-            numpy_helper.from_array(
-                (scale * self.draw.standard_normal(shape)).astype(np.float32), f"{name}.w{i}"
-            )
-            for i, shape in enumerate(shapes)
-        ]
+        arrays = [(scale * self.draw.standard_normal(shape)).astype(np.float32) for shape in shapes]
+        stored = [numpy_helper.from_array(array, f"{name}.w{i}") for i, array in enumerate(arrays)]
         self.weights += stored
         inputs = [x, *(tensor.name for tensor in stored)]
         self.nodes.append(helper.make_node(kind, inputs, [f"{name}.y"], name=name, **attrs))
@@ -198,9 +194,8 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     assert report["bytes"] == path.stat().st_size and report["calibration"]["samples"] == 4
     assert report["weight_bytes"] < report["weight_bytes_original"]
     args = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
-    assert "give where once" in error_line(
-        capsys, 2, "decompose vgg-11", *args[:1], "tucker:0.5,where=here", *args[2:]
-    )
+    other_args = (*args[:1], "tucker:0.5,where=here", *args[2:])
+    assert "give where once" in error_line(capsys, 2, "decompose vgg-11", *other_args)
     assert "leaves all layers of 'toy' as they are" in error_line(capsys, 2, "decompose toy --quiet", *args)
 
 

@@ -399,18 +399,9 @@ def judge(first, second, files, observations, capsys):
         if (name, partner) in IDLE:
             continue
         values = itertools.product(OPTIONS[partner].values, OPTIONS[name].values)
-        has_effect = any(
-            effect(
-                {flag(name): value},
-                {flag(partner): partner_value},
-                needs(name),
-                needs(partner),
-                files,
-                observations,
-                capsys,
-            )
-            for partner_value, value in values
-        )
+        pairs = (({flag(name): value}, {flag(partner): partner_value}) for partner_value, value in values)
+        surroundings = (needs(name), needs(partner), files, observations, capsys)
+        has_effect = any(effect(*pair, *surroundings) for pair in pairs)
         assert has_effect, f"{name} has no effect beside {partner} (PIMFLOW_PAIRS_SEED={SEED})"
 
 

@@ -98,9 +98,8 @@ def test_a_front_has_layers_that_suit_each_figure():
     layers = {frozenset(name for c in p.plan.choices for name in c.regions) for p in points}
     assert len(layers) > 1
     for point in points:
-        question = SearchRequest.from_arguments(
-            None, plan=point.plan, decompose=options["decompose"]
-        ).validate()
+        request = SearchRequest.from_arguments(None, plan=point.plan, decompose=options["decompose"])
+        question = request.validate()
         _, search_result = question.find_plan(pimflow.commands.shared.prepare.load("toy", question.options))
         assert search_result.evaluation.latency_ns == pytest.approx(point.latency_ns)
 
@@ -126,9 +125,8 @@ def test_what_has_no_effect_is_refused(options, says, capsys):
 
 def test_the_undominated():
     def point(*figures):
-        return ParetoPoint(
-            **dict(zip(("latency_ns", "energy_pj", "memory_bytes"), figures)), weight_bytes=0, plan="x"
-        )
+        names = ("latency_ns", "energy_pj", "memory_bytes")
+        return ParetoPoint(**dict(zip(names, figures)), weight_bytes=0, plan="x")
 
     points = [point(2, 2, 2), point(1, 3, 2), point(2, 2, 3), point(1, 3, 2), point(3, 1, 1)]
     assert [front_point.figures for front_point in pareto_front(points)] == [(1, 3, 2), (2, 2, 2), (3, 1, 1)]

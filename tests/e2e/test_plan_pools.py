@@ -28,11 +28,8 @@ from pimflow.relay_passes.memory.buffers import buffers
 from pimflow.relay_passes.memory.pool_bound import stored_bytes
 from pimflow.relay_passes.schedules import schedule_cpu
 
-BLOCK = Pipeline(
-    regions=tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project")),
-    modes=(Mode.PIM, Mode.GPU, Mode.PIM),
-    cuts=(4, 10),
-)
+NAMES = tuple(f"block.{part}.conv" for part in ("expand", "depthwise", "project"))
+BLOCK = Pipeline(regions=NAMES, modes=(Mode.PIM, Mode.GPU, Mode.PIM), cuts=(4, 10))
 
 
 def pool_bytes(network, search_result, target):
@@ -106,9 +103,8 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
         graph, table, target_system, Goal(kernel_device="gpu" if target == "cuda+pim" else "cpu")
     )
     gpu_only, draw = gpu_only_plan(generator, Goal()), random.Random(0)
-    inputs = SearchedNetwork(
-        generator=generator, table=table, gpu_only=gpu_only.evaluation, goal=Goal(), original=None
-    )
+    on_gpu = gpu_only.evaluation
+    inputs = SearchedNetwork(generator=generator, table=table, gpu_only=on_gpu, goal=Goal(), original=None)
     largest = max(graph.tensor_bytes(dtype).values())
     exact = 0
     for _ in range(4):

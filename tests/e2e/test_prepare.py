@@ -131,10 +131,8 @@ def test_what_saves_memory_is_judged_by_the_target(mod):
     """A GPU stores fp16, the CPU that stands in for it fp32."""
     options = NetworkOptions(decompose="tucker:0.1", optimize_skips="pool")
     network = prepare.load(mod, options)
-    cpu, gpu = (
-        prepare.prepare(network, options, SYSTEM, prepare.PreparationRequest(target=target)).skips
-        for target in ("llvm+pim", "cuda+pim")
-    )
+    requests = [prepare.PreparationRequest(target=target) for target in ("llvm+pim", "cuda+pim")]
+    cpu, gpu = (prepare.prepare(network, options, SYSTEM, request).skips for request in requests)
     assert gpu.pool_bytes < 0.6 * cpu.pool_bytes and gpu.pool_given_bytes < 0.6 * cpu.pool_given_bytes
 
 
@@ -195,13 +193,8 @@ def test_a_wrong_argument_of_compile_is_refused(arguments, said):
 
 
 def test_keywords_stand_in_place_of_fields():
-    arguments = SearchArguments.from_keywords(
-        {
-            "fuse": False,
-            "objective": "edp",
-            "options": NetworkOptions(fuse=True, reorder=True),
-            "goal": pimflow.Goal(solver="exhaustive"),
-        }
-    )
+    options, goal = NetworkOptions(fuse=True, reorder=True), pimflow.Goal(solver="exhaustive")
+    keywords = {"fuse": False, "objective": "edp", "options": options, "goal": goal}
+    arguments = SearchArguments.from_keywords(keywords)
     assert arguments.options == NetworkOptions(reorder=True)
     assert arguments.goal == pimflow.Goal(solver="exhaustive", objective="edp")

@@ -102,15 +102,8 @@ def test_memory_says_what_it_takes_before_and_after(path, capsys):
 @pytest.mark.long
 def test_compiled_and_verified_against_the_decomposed_network(path, decomposed):
     """The pools are those with activations fused, which are others; with the least memory they are built."""
-    compiled = pimflow.compile(
-        path,
-        decompose="tucker:0.1",
-        optimize_skips="pool",
-        fuse_activations=True,
-        objective="memory",
-        system=PARTITIONED,
-        conventions="none",
-    )
+    options = {"decompose": "tucker:0.1", "optimize_skips": "pool", "fuse_activations": True}
+    compiled = pimflow.compile(path, **options, objective="memory", system=PARTITIONED, conventions="none")
     fused, unfused = (
         reduce_skips(
             decomposed.network,

@@ -207,9 +207,8 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
         inputs = [part for name in arrays for part in ("--input", f"{name}={tmp_path / name}.npy")]
         for name, array in (arrays | {"position": np.array([place])}).items():
             np.save(tmp_path / f"{name}.npy", array)
-        assert f"'position' has {place}, and picks one of {CONTEXT}" in error_line(
-            capsys, 2, "run", folder, *inputs, "--quiet"
-        )
+        line = error_line(capsys, 2, "run", folder, *inputs, "--quiet")
+        assert f"'position' has {place}, and picks one of {CONTEXT}" in line
     step_inputs = frontend.load(model, context=CONTEXT).example_inputs() | {"position": np.array([3])}
     with pytest.raises(UsageError, match="no cache with free places"):
         compile(model, context=CONTEXT, inputs=step_inputs)

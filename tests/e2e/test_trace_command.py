@@ -63,9 +63,8 @@ def _place(path, geometry, split: Choice):
         )
         for name in ("first", "second")
     )
-    placed = PlacedRegions(
-        graph=RegionGraph(name="net", regions=regions, outputs=("second",)), gpu="rtx-2060", dtype="fp16"
-    )
+    graph = RegionGraph(name="net", regions=regions, outputs=("second",))
+    placed = PlacedRegions(graph=graph, gpu="rtx-2060", dtype="fp16")
     choices = (Choice(regions=("first",), rewrite=PimRewrite()), split)
     plan = Plan(model="", system="", gpu_channels=16, choices=choices, latency_ns=0.0, lower_bound_ns=0.0)
     (path / "plan.json").write_text(plan.to_json())
@@ -86,9 +85,8 @@ def ramulator(tmp_path):
 def test_the_fastest_loop_order_is_written(capsys, tmp_path):
     text = "conv:1x24x10x10,40,3x3,s1,p1"
     geometry = parse_layer(text)
-    runs = {
-        str(s): SIDE.run(ProgramRequest("x", geometry, s)).timing.cycles for s in SIDE.schedules(geometry)
-    }
+    orders = SIDE.schedules(geometry)
+    runs = {str(s): SIDE.run(ProgramRequest("x", geometry, s)).timing.cycles for s in orders}
     arguments = ["--format", "pimprog", "--pim-channels", "4", "--json", "-o", tmp_path / "out"]
     code, out, err = run(capsys, "trace", text, *arguments)
     (layer,) = json.loads(out)["layers"]
@@ -172,9 +170,8 @@ def test_gpu_parts_are_those_that_pim_leaves(directory):
     geometry = parse_layer("conv:1x8x6x6,20,3x3,p1")
     assert trace.gpu_parts(directory) == {"second": geometry.first_rows(2)}
     assert geometry.first_rows(2).h == 3  # two rows of output, and the padding above
-    _place(
-        directory, geometry, Choice(regions=("second",), rewrite=SplitRewrite(gpu_share=0.2, axis="channels"))
-    )
+    split = SplitRewrite(gpu_share=0.2, axis="channels")
+    _place(directory, geometry, Choice(regions=("second",), rewrite=split))
     assert trace.gpu_parts(directory) == {"second": replace(geometry, oc=4)}
 
 

@@ -78,9 +78,8 @@ def own_operator(folder) -> Path:
 
 
 def no_operator(folder) -> Path:
-    return save_model(
-        folder, model([helper.make_node("Convv", ["x"], ["y"], "typo")], {"x": [1, 4]}, outputs={"y": [1, 4]})
-    )
+    typo = helper.make_node("Convv", ["x"], ["y"], "typo")
+    return save_model(folder, model([typo], {"x": [1, 4]}, outputs={"y": [1, 4]}))
 
 
 def wrong_shapes(folder) -> Path:

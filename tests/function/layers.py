@@ -46,11 +46,8 @@ def with_activations(pim: PimSpec) -> PimSpec:
     def also(commands: tuple[str, ...]) -> tuple[str, ...]:
         return (*commands, "AF") if "COMP" in commands else commands
 
-    rules = [
-        replace(rule, before=also(rule.before), after=also(rule.after), latency=rule.latency)
-        for rule in pim.constraints
-        if rule.latency not in ("nTREE", "nRCDR")
-    ]
+    others = [rule for rule in pim.constraints if rule.latency not in ("nTREE", "nRCDR")]
+    rules = [replace(rule, before=also(rule.before), after=also(rule.after)) for rule in others]
     rules += [rule for rule in pim.constraints if rule.latency in ("nTREE", "nRCDR")]
     for level, before, after, latency in (
         ("gang", "G_ACT", "AF", "nRCDAF"),
@@ -85,18 +82,9 @@ class PimLayer:
     def geometry(self) -> ConvGeometry:
         n, h, w, c = self.x_shape
         kh, kw = self.window.kernel
-        return ConvGeometry(
-            n=n,
-            h=h,
-            w=w,
-            c=c,
-            oc=self.oc,
-            kh=kh,
-            kw=kw,
-            stride=self.window.stride,
-            dilation=self.window.dilation,
-            padding=self.window.padding,
-        )
+        window = self.window
+        sizes = {"n": n, "h": h, "w": w, "c": c, "oc": self.oc, "kh": kh, "kw": kw}
+        return ConvGeometry(**sizes, stride=window.stride, dilation=window.dilation, padding=window.padding)
 
     @property
     def reduction(self) -> int:

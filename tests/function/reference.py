@@ -30,11 +30,8 @@ class Window:
         (kh, kw), (sh, sw), (dh, dw) = self.kernel, self.stride, self.dilation
         last_row = padded.shape[1] - (kh - 1) * dh
         last_column = padded.shape[2] - (kw - 1) * dw
-        return [
-            padded[:, i * dh : i * dh + last_row : sh, j * dw : j * dw + last_column : sw]
-            for i in range(kh)
-            for j in range(kw)
-        ]
+        corners = ((i * dh, j * dw) for i in range(kh) for j in range(kw))
+        return [padded[:, i : i + last_row : sh, j : j + last_column : sw] for i, j in corners]
 
 
 def storage_values(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -76,12 +76,9 @@ def plan_on_pim(network: frontend.Network, dtype: str = "fp16") -> SearchResult:
     """`ON_PIM` on PIM and everything else on the GPU."""
     target = SYSTEMS[dtype]
     _, search_result = search.search_network(network, target)
-    choices = tuple(
-        Choice(regions=(region.name,), rewrite=PimRewrite())
-        if region.name in ON_PIM
-        else Choice(regions=(region.name,))
-        for region in search_result.graph.regions
-    )
+    rewrites = {name: {"rewrite": PimRewrite()} for name in ON_PIM}
+    names = [region.name for region in search_result.graph.regions]
+    choices = tuple(Choice(regions=(name,), **rewrites.get(name, {})) for name in names)
     return search.search_network(network, target, replace(search_result.plan, choices=choices))[1]
 
 

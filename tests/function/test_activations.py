@@ -91,13 +91,9 @@ def test_programs_are_legal_and_exact_and_come_back(case, data):
 @given(st.integers(1, 3), st.integers(1025, 4200), st.integers(1, 6), st.sampled_from(("", "bias", "add")))
 def test_a_sum_that_is_resumed_is_activated_once(accumulators, elements, channels, initial):
     """When it is complete: partial sums below zero stay what they are."""
-    layer = PimLayer(
-        x_shape=(1, 1, 2, elements),
-        oc=16 * accumulators + 40,
-        pim=replace(AIM, accumulators=accumulators),
-        channels=channels,
-        row_begin=AIM.row_base,
-    )
+    pim = replace(AIM, accumulators=accumulators)
+    sizes = {"x_shape": (1, 1, 2, elements), "oc": 16 * accumulators + 40, "channels": channels}
+    layer = PimLayer(**sizes, pim=pim, row_begin=AIM.row_base)
     schedule = next(order for order in layer.schedules if order.resumed)
     x, w = layer.operands()
     start = start_of(layer, initial)
@@ -109,23 +105,18 @@ def test_a_sum_that_is_resumed_is_activated_once(accumulators, elements, channel
 
 def test_what_is_rectified_at_the_edges():
     """A sum just below zero, zero itself, six, just above it, an infinity and NaN."""
-    layer = PimLayer(
-        x_shape=(1, 1, 7, 1), oc=1, pim=with_activations(NEWTON), row_begin=2, dtype="fp32", channels=1
-    )
+    layer = PimLayer(x_shape=(1, 1, 7, 1), oc=1, pim=with_activations(NEWTON), row_begin=2, dtype="fp32")
     values = np.array([-1e-30, 0.0, 6.0, np.nextafter(np.float32(6), np.float32(7)), np.inf, -np.inf, np.nan])
     x, w = values.reshape(1, 1, 7, 1).astype(np.float32), np.ones((1, 1, 1, 1), np.float32)
-    for activation, expected in (
-        ("relu", [0, 0, 6, values[3], np.inf, 0, np.nan]),
-        ("relu6", [0, 0, 6, 6, 6, 0, np.nan]),
-    ):
+    results = {"relu": [0, 0, 6, values[3], np.inf, 0, np.nan], "relu6": [0, 0, 6, 6, 6, 0, np.nan]}
+    for activation, expected in results.items():
         program = layer.lower(layer.schedules[0], activation=activation)
         result = PimDevice(program, layer.image(program, w)).run(x)
         assert np.array_equal(result[:, 0], np.array(expected, np.float32), equal_nan=True)
 
 
-LAYER = PimLayer(
-    x_shape=(1, 2, 3, 40), oc=20, pim=with_activations(with_latches(NEWTON)), channels=2, row_begin=2
-)
+DEVICE = with_activations(with_latches(NEWTON))
+LAYER = PimLayer(x_shape=(1, 2, 3, 40), oc=20, pim=DEVICE, channels=2, row_begin=2)
 
 
 def drop(nodes: list[Node]) -> list[Node]:

@@ -70,10 +70,8 @@ def test_the_product_adds_the_tensor(layer, also_bias):
     start = start.astype(np.int32) if layer.dtype == "int8" else start
     start_values = start.astype(np.float64) if layer.dtype == "int8" else storage_values(start, layer.dtype)
     exact, magnitude = convolve(x, w, layer.window, layer.dtype)
-    for term in (
-        storage_values(added, layer.dtype).reshape(exact.shape),
-        start_values if initial else np.zeros(1),
-    ):
+    terms = storage_values(added, layer.dtype).reshape(exact.shape), start_values if initial else np.zeros(1)
+    for term in terms:
         exact, magnitude = exact + term, magnitude + abs(term)
     exact, magnitude = exact[layer.pixels], magnitude[layer.pixels]
     for schedule in layer.schedules:

@@ -125,10 +125,8 @@ def test_appended_tokens_then_products_are_those_of_the_whole(case, data):
     k, v = random_tensor(a.keys, matrices, a.head_size), random_tensor(a.keys, matrices, a.value_size)
     image_k, image_v = fill_cache(keys, k, cuts), fill_cache(values, v, cuts)
     for tokens in {a.keys, data.draw(st.integers(1, a.keys))}:
-        for layout, image, cache, step in (
-            (keys, image_k, k, programs.scores(keys, tokens, order)),
-            (values, image_v, v, programs.mix(values, tokens, order, accumulate)),
-        ):
+        steps = programs.scores(keys, tokens, order), programs.mix(values, tokens, order, accumulate)
+        for layout, image, cache, step in zip((keys, values), (image_k, image_v), (k, v), steps):
             by_head = cache[:tokens].reshape(tokens, a.batch, a.kv_heads, -1).repeat(a.group, axis=2)
             heads_first = by_head.transpose(1, 2, 0, 3)  # [batch, heads, tokens, elements]
             weights = heads_first.swapaxes(2, 3) if layout is keys else heads_first
@@ -175,9 +173,8 @@ def test_a_row_is_full_of_keys(name):
     pim = PimSpec.load(name)
     layout = KeyLayout(attention=example(pim), pim=pim, dtype=pim.dtypes[0], channels=1, spread=1)
     row_bytes = pim.banks * pim.columns_per_row * pim.column_bytes
-    assert layout.rows * row_bytes == 1024 * 8 * 128 * (
-        pim.column_bytes // pim.elements_per_column(layout.dtype)
-    )
+    element_bytes = pim.column_bytes // pim.elements_per_column(layout.dtype)
+    assert layout.rows * row_bytes == 1024 * 8 * 128 * element_bytes
 
 
 @pytest.mark.long
@@ -207,13 +204,8 @@ def change_first_comp(nodes, change):
 def test_products_with_another_heads_matrix_are_foreign():
     """Slots of a row are of different heads: a sum of one head's vector over another's keys is none."""
     newton = DEVICES["newton-gddr6"]
-    layout = KeyLayout(
-        attention=example(newton, heads=4, kv_heads=4, head_size=16, value_size=16, keys=80),
-        pim=newton,
-        dtype="fp16",
-        channels=1,
-        spread=1,
-    )
+    attention = example(newton, heads=4, kv_heads=4, head_size=16, value_size=16, keys=80)
+    layout = KeyLayout(attention=attention, pim=newton, dtype="fp16", channels=1, spread=1)
     assert layout.slots == 4
     (program,) = programs.scores(layout, 80).programs
     stream = flat(program.channels[0])

@@ -430,11 +430,8 @@ def test_a_torch_program_has_roundings_too(tmp_path):
     inputs = network.example_inputs()
     expected, onnx_network = network.reference(inputs), frontend.load(onnx_model)
     assert reference_deviations(network.perturbed(Fp16Storage()), inputs, expected)[0] < 1e-5
-    for stored in (
-        Fp16Storage(layers=frozenset(ON_PIM)),
-        Fp16Storage(kernels=True),
-        Fp16Storage(layers=frozenset({"?"})),
-    ):
+    layer_names = frozenset(ON_PIM), frozenset({"?"})
+    for stored in (*(Fp16Storage(layers=layers) for layers in layer_names), Fp16Storage(kernels=True)):
         (result,) = reference_deviations(network.perturbed(stored), inputs, expected)
         (deviation,) = reference_deviations(onnx_network.perturbed(stored), {"x": inputs["x"]}, expected)
         assert 0.5 * deviation < result < 3 * deviation
@@ -512,8 +509,7 @@ def test_integers_are_off_as_often_and_as_far_as_in_runs_of_the_reference(off, s
     run[500] += 3
     result = expected.copy()
     result[:off] += step
-    reference = OutputReference(
-        expected=[expected], perturbed=moving_reference([run]), rounded=frozenset({0})
-    )
+    moving = moving_reference([run])
+    reference = OutputReference(expected=[expected], perturbed=moving, rounded=frozenset({0}))
     (check,) = output_checks(reference, Fp16Storage(), "fp16", {}, [result])
     assert check.matches == is_right and check.undecided == off * is_right

@@ -53,9 +53,8 @@ def test_every_lowered_program_is_exact(layer, data):
 
 @pytest.mark.parametrize("columns", (1, 4, 8))
 def test_buffers_that_are_written_piece_by_piece(columns):
-    assert product_coverage(
-        small_buffer_program(PimLayer(x_shape=(1, 3, 3, 300), oc=20, pim=SHORT), columns)
-    ).exact
+    layer = PimLayer(x_shape=(1, 3, 3, 300), oc=20, pim=SHORT)
+    assert product_coverage(small_buffer_program(layer, columns)).exact
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
@@ -113,9 +112,8 @@ def test_a_shifted_command_is_not_exact(layer, schedule, name):
     program = layer.lower(schedule)
     stream = flat(program.channels[0])
     index = first(stream, kind)
-    coverage_report = product_coverage(
-        with_stream(program, 0, [*stream[:index], shift(stream[index]), *stream[index + 1 :]])
-    )
+    shifted = [*stream[:index], shift(stream[index]), *stream[index + 1 :]]
+    coverage_report = product_coverage(with_stream(program, 0, shifted))
     assert not coverage_report.exact and coverage_report.missing > 0
 
 

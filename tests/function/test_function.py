@@ -58,10 +58,8 @@ def test_computes_the_convolution(layer):
 
 def sums_in_hardware_orders(layer: PimLayer, x: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
     """What the device may say: which way it goes over several rows is the schedule's choice, sum by sum."""
-    return [
-        sum_in_hardware_order(x, w, layer.window, layer.dtype, layer.lanes, back)[layer.pixels]
-        for back in {0, layer.chunk_columns}
-    ]
+    operands = x, w, layer.window, layer.dtype, layer.lanes
+    return [sum_in_hardware_order(*operands, back)[layer.pixels] for back in {0, layer.chunk_columns}]
 
 
 @pytest.mark.long
@@ -72,9 +70,8 @@ def test_sums_in_the_order_of_the_adder_tree(layer):
     possible_sums = sums_in_hardware_orders(layer, x, w)
     for schedule in layer.schedules:
         result = bits(run(layer, schedule, x, w))
-        assert np.logical_or.reduce([result == bits(possible_sum) for possible_sum in possible_sums]).all(), (
-            str(schedule)
-        )
+        equal = np.logical_or.reduce([result == bits(possible_sum) for possible_sum in possible_sums])
+        assert equal.all(), str(schedule)
 
 
 @pytest.mark.parametrize("pim", [NEWTON, UNEVEN], ids=["newton", "uneven"])
@@ -141,11 +138,8 @@ def test_parts_are_the_whole(layer, data):
     cut = data.draw(st.integers(begin, end))
     schedule = data.draw(st.sampled_from(layer.schedules))
     assume(not layer.chunk_columns)  # else the parts may read the rows in the other order
-    parts = [
-        run(replace(layer, pixel_begin=low, pixel_end=high), schedule, x, w)
-        for low, high in ((begin, cut), (cut, end))
-        if low < high
-    ]
+    ranges = [(low, high) for low, high in ((begin, cut), (cut, end)) if low < high]
+    parts = [run(replace(layer, pixel_begin=low, pixel_end=high), schedule, x, w) for low, high in ranges]
     assert (bits(np.concatenate(parts)) == bits(run(layer, schedule, x, w))).all()
 
 

@@ -108,9 +108,8 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         assert LoopOrder.parse(str(schedule)) == schedule
 
 
-DEPTHWISE = GroupedLayer(
-    x_shape=(1, 9, 8, 48), oc=48, groups=48, window=Window(kernel=(3, 3), padding=(1, 1, 1, 1)), channels=3
-)
+SAME = Window(kernel=(3, 3), padding=(1, 1, 1, 1))
+DEPTHWISE = GroupedLayer(x_shape=(1, 9, 8, 48), oc=48, groups=48, window=SAME, channels=3)
 
 
 def replace_stream(program: PimProgram, channel: int, stream: list) -> PimProgram:
@@ -138,11 +137,8 @@ def test_what_belongs_to_another_matrix_is_foreign():
     stream = flat(program.channels[0])
     place = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
     moved = Affine((stream[place].pixel.base + pixels) % (3 * pixels))
-    coverage_report = product_coverage(
-        replace_stream(
-            program, 0, [*stream[:place], replace(stream[place], pixel=moved), *stream[place + 1 :]]
-        )
-    )
+    moved_stream = [*stream[:place], replace(stream[place], pixel=moved), *stream[place + 1 :]]
+    coverage_report = product_coverage(replace_stream(program, 0, moved_stream))
     assert coverage_report.foreign >= 9 * 16 and not coverage_report.exact
 
 

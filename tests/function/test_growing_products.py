@@ -136,11 +136,9 @@ def test_what_runs_over_the_tokens_so_far_is_numpy_over_them(case, data):
             for tensor, cache in zip(new, (k, v)):
                 tensor[request] = cache[request, :, position[request]]
         q, scores = random_tensor(*a.query_shape), np.empty(a.score_shape, np.float32)
-        module.get_function(SCORES)(
-            *map(tvm_ffi.from_dlpack, (q, position.astype(np.int64))),
-            *state,
-            *map(tvm_ffi.from_dlpack, (*new, scores)),
-        )
+        given_values = map(tvm_ffi.from_dlpack, (q, position.astype(np.int64)))
+        results = map(tvm_ffi.from_dlpack, (*new, scores))
+        module.get_function(SCORES)(*given_values, *state, *results)
         seen = [cache.unpack(tensor.numpy()) for cache, tensor in zip((cached.keys, cached.values), state)]
         for request in range(a.batch):
             np.testing.assert_array_equal(seen[0][request, :, position[request]], new[0][request])
@@ -153,11 +151,8 @@ def test_what_runs_over_the_tokens_so_far_is_numpy_over_them(case, data):
         weights = random_tensor(*a.score_shape)
         weights[..., tokens:] = 0
         sums = np.empty((a.batch, a.heads, cached.terms, a.value_size), np.float32)
-        module.get_function(VALUES)(
-            *map(tvm_ffi.from_dlpack, (weights, position.astype(np.int64))),
-            state[1],
-            tvm_ffi.from_dlpack(sums),
-        )
+        given_values = map(tvm_ffi.from_dlpack, (weights, position.astype(np.int64)))
+        module.get_function(VALUES)(*given_values, state[1], tvm_ffi.from_dlpack(sums))
         expected = np.einsum("bhqt,bhtd->bhd", weights[..., :tokens], by_head[1])
         bound = np.einsum("bhqt,bhtd->bhd", abs(weights[..., :tokens]), abs(by_head[1])) + 1e-3
         assert (abs(sums.sum(axis=2) - expected) <= 2 * ROUNDING * bound).all()
@@ -171,8 +166,6 @@ def test_few_tokens_take_few_commands():
     for kind in (KeyLayout, ValueLayout):
         layout = plain.layout(kind, a, pim, "fp16", 4)
         growing = DynamicProduct.from_layout(layout, plain, 400)
-        comps = [
-            sum(node.count for nodes in streams(growing, tokens) for node in nodes if isinstance(node, Comp))
-            for tokens in (40, 200, 400)
-        ]
+        programs = [streams(growing, tokens) for tokens in (40, 200, 400)]
+        comps = [sum(n.count for nodes in p for n in nodes if isinstance(n, Comp)) for p in programs]
         assert 0 < comps[0] < comps[1] < comps[2] and comps[0] <= comps[2] / 4

@@ -188,14 +188,8 @@ def test_ranges_are_of_all_rounds():
             node = Loop(extent=extent, body=(node,))
         return replace(LOWERED, row_begin=10, rows=8, channels=((node,),))
 
-    for legal in (
-        row_program(10),
-        row_program(17),
-        row_program(10, 2),
-        row_program(17, -2),
-        row_program(13, 2, -1),
-        row_program(10, 2, 1),
-    ):
+    rows = (10,), (17,), (10, 2), (17, -2), (13, 2, -1), (10, 2, 1)
+    for legal in (row_program(*row) for row in rows):
         legal.validate()
     for program, reach in (
         (row_program(9), "9..9"),
@@ -418,11 +412,9 @@ def test_any_change_is_refused_or_runs(text, data):
     if max(*sizes, *rounds) >= 10_000:
         return
     integer = program.dtype == "int8"
-    image = MemoryImage(
-        row_begin=program.row_begin,
-        pages=np.ones((1, program.banks, row), STORAGE[program.dtype]),
-        table=np.zeros((len(program.channels), program.rows), np.int32),
-    )
+    pages = np.ones((1, program.banks, row), STORAGE[program.dtype])
+    page_rows = np.zeros((len(program.channels), program.rows), np.int32)
+    image = MemoryImage(row_begin=program.row_begin, pages=pages, table=page_rows)
     x = np.ones((g.n, g.h, g.w, g.c), np.int8 if integer else np.float32)
     result = PimDevice(program, image).run(x)
     assert result.shape == (program.pixel_end - program.pixel_begin, g.oc)

@@ -21,13 +21,8 @@ AIM = PimSpec.load("aim-gddr6")
 def devices(draw) -> PimSpec:
     """AiM with shorter rows and any number of accumulators."""
     columns = AIM.columns_per_row // draw(st.sampled_from([1, 2, 4, 8]))
-    return replace(
-        AIM,
-        name="small",
-        columns_per_row=columns,
-        buffer_columns=columns,
-        accumulators=draw(st.integers(2, 5)),
-    )
+    sizes = {"columns_per_row": columns, "buffer_columns": columns}
+    return replace(AIM, name="small", **sizes, accumulators=draw(st.integers(2, 5)))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -61,12 +56,8 @@ def test_a_vocabulary_is_lowered_as_loops(resumed):
     geometry = ConvGeometry(n=16, h=1, w=1, c=4096, oc=128256)
     orders = [e for e in schedules(geometry, AIM, "fp16") if e.accumulators > 1 and e.resumed == resumed]
     began = time.process_time()
-    program = lowering.lower(
-        lowering.ProgramRequest("r", geometry, orders[0]),
-        AIM,
-        dtype="fp16",
-        channels=16,
-        limits=lowering.LoweringLimits(timing_only=True),
-    )
+    request = lowering.ProgramRequest("r", geometry, orders[0])
+    limits = lowering.LoweringLimits(timing_only=True)
+    program = lowering.lower(request, AIM, dtype="fp16", channels=16, limits=limits)
     assert time.process_time() - began < 2
     assert len(program.to_json()) < 1 << 20

@@ -128,15 +128,8 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
     words, offsets = program.program_words()
     parts = [struct.pack("<QQQ", 0x30314D4950, 1, 5), b"layer"]
     table = np.ascontiguousarray(image.table, np.int32)
-    for array in (
-        codegen._HEADER.row(**program.header()),
-        words,
-        offsets,
-        image.lane_bits,
-        table,
-        np.empty(0, np.float32),
-        np.empty(0, np.float32),
-    ):
+    header, nothing = codegen._HEADER.row(**program.header()), np.empty(0, np.float32)
+    for array in (header, words, offsets, image.lane_bits, table, nothing, nothing):
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())

@@ -31,10 +31,8 @@ class NetworkBuilder:
         kernel = [self.draw(st.integers(1, min(3, extent))) for extent in shape[2:]]
         strides = [self.draw(st.integers(1, 2)) for _ in kernel]
         pads = [self.draw(st.integers(0, k - 1)) for k in kernel * 2]
-        extents = [
-            (extent + pads[axis] + pads[axis + 2] - kernel[axis]) // strides[axis] + 1
-            for axis, extent in enumerate(shape[2:])
-        ]
+        padded_extents = [extent + pads[axis] + pads[axis + 2] for axis, extent in enumerate(shape[2:])]
+        extents = [(extent - taps) // step + 1 for extent, taps, step in zip(padded_extents, kernel, strides)]
         return extents, dict(kernel_shape=kernel, strides=strides, pads=pads)
 
     def convolution(self, source):

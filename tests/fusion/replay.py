@@ -216,10 +216,8 @@ class _Replay:
 
     def _pixel(self, layer: Layer, pixel: tuple[int, int, int], channels: int) -> None:
         result = (*((i, i + 1) for i in pixel), (0, channels))
-        windows = [
-            (name, tuple(_read(m, span) for m, span in zip(maps, result)))
-            for name, maps in zip(layer.inputs, layer.maps)
-        ]
+        spans = [tuple(_read(m, span) for m, span in zip(maps, result)) for maps in layer.maps]
+        windows = list(zip(layer.inputs, spans))
         for name, window in windows:
             self._check(name, window)
         needs_operand = layer.is_in_place and layer.name in self.joins  # every element needs its own alone

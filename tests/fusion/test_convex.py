@@ -91,10 +91,8 @@ def inception(branches=3, deep=2):
             shapes |= {name: shape, f"{name}.relu": shape}
             source = f"{name}.relu"
         ends.append(source)
-    parts = [
-        (*map(RangeMap.same, shape[:3]), RangeMap.concat_operand(4, 4 * i, 4 * branches))
-        for i in range(branches)
-    ]
+    same = tuple(map(RangeMap.same, shape[:3]))
+    parts = [(*same, RangeMap.concat_operand(4, 4 * i, 4 * branches)) for i in range(branches)]
     layers.append(Layer(name="joined", kind="concat", inputs=tuple(ends), maps=tuple(parts)))
     shapes["joined"] = (1, 6, 6, 4 * branches)
     return LayerGraph(name="i", layers=tuple(layers), shapes=shapes, outputs=("joined",))

@@ -78,10 +78,8 @@ def test_any_network_can_be_read(name):
 @pytest.mark.long
 def test_resnet18_moves_less_with_each_step(resnet18):
     """Figures 8 and 9: fusion pays, reuse more; never slower than unfused."""
-    plans = [
-        fuse_layers(resnet18, rules=FusionRules(reuse=reuse, search="runs"))
-        for reuse in ("none", "lifetime", "deep")
-    ]
+    rules = [FusionRules(reuse=reuse, search="runs") for reuse in ("none", "lifetime", "deep")]
+    plans = [fuse_layers(resnet18, rules=item) for item in rules]
     moved = [plans[0].dram_bytes_unfused, *(plan.dram_bytes for plan in plans)]
     assert moved == sorted(moved, reverse=True)
     assert plans[-1].reduction >= 0.55

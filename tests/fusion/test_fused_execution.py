@@ -57,13 +57,9 @@ def channel_variants(draw, group):
             runs.append(run)
     inside = {group.layers[step].name for run in runs for step in range(run.begin, run.end)}
     assume(runs)
-    return dataclasses.replace(
-        group,
-        channel_runs=tuple(sorted(runs)),
-        reuse="lifetime",
-        resident=group.resident - inside,
-        tiling=dataclasses.replace(group.tiling, retain=False),
-    )
+    changes = {"channel_runs": tuple(sorted(runs)), "resident": group.resident - inside}
+    tiling = dataclasses.replace(group.tiling, retain=False)
+    return dataclasses.replace(group, reuse="lifetime", tiling=tiling, **changes)
 
 
 def run(group, placed, formulas, values):

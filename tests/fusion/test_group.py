@@ -32,9 +32,8 @@ def groups(draw, reuse=None):
     end = draw(st.integers(1, len(graph.layers)))
     begin = draw(st.integers(0, end - 1))
     retain = draw(st.booleans())
-    tiling = GroupTiling(
-        n=draw(st.integers(1, 2)), h=draw(st.integers(1, 4)), w=draw(st.integers(1, 2)), retain=retain
-    )
+    n, h, w = (draw(st.integers(1, most)) for most in (2, 4, 2))
+    tiling = GroupTiling(n=n, h=h, w=w, retain=retain)
     weighted = [layer.name for layer in graph.layers[begin:end] if layer.weight_elements]
     resident = frozenset(name for name in weighted if draw(st.booleans()))
     reuse = reuse or draw(st.sampled_from(REUSES))
@@ -107,9 +106,8 @@ def residual():
             is_in_place=True,
         ),
     )
-    return LayerGraph(
-        name="r", layers=layers, shapes=dict.fromkeys(("x", "a", "b", "sum"), shape), outputs=("sum",)
-    )
+    shapes = dict.fromkeys(("x", "a", "b", "sum"), shape)
+    return LayerGraph(name="r", layers=layers, shapes=shapes, outputs=("sum",))
 
 
 @pytest.mark.parametrize("moved", ["a", "b", "a.weights", "b.weights"])
@@ -145,12 +143,9 @@ def test_runs_are_found_where_any_fit(group, sums, capacity):
         return Liveness(steps=len(group.layers), lifetimes=lives).peak_bytes // SUM_BYTES
 
     all_runs = sorted(possible_runs(group.layers, sums))
-    combinations = [
-        runs
-        for count in range(len(group.layers) + 1)
-        for runs in itertools.combinations(all_runs, count)
-        if all(first.end <= second.begin for first, second in itertools.pairwise(runs))
-    ]
+    subsets = (itertools.combinations(all_runs, count) for count in range(len(group.layers) + 1))
+    choices = itertools.chain.from_iterable(subsets)
+    combinations = [runs for runs in choices if all(a.end <= b.begin for a, b in itertools.pairwise(runs))]
     elements = {name: math.prod(group.tile(name)) for name in group.spans[0]}
     solution = fitting_runs(group.layers, elements, lambda name: group.graph.shapes[name][3], capacity, sums)
     fitting = [runs for runs in combinations if peak(runs) <= capacity]
@@ -220,9 +215,8 @@ def test_plans_fit_run_and_never_lose(graph, on_chip, reuse, halo):
     except InfeasibleError as error:
         assert error.demand > accelerator.on_chip_bytes
         return
-    runs, best = (
-        fuse_layers(graph, accelerator, FusionRules(reuse=reuse, halo=halo, search=s)) for s in SEARCHES[1:]
-    )
+    rules = [FusionRules(reuse=reuse, halo=halo, search=search) for search in SEARCHES[1:]]
+    runs, best = (fuse_layers(graph, accelerator, item) for item in rules)
     assert best.dram_bytes <= runs.dram_bytes <= greedy.dram_bytes <= best.dram_bytes_unfused
     for plan in (greedy, runs, best):
         assert plan.time_overlapped_ns <= plan.layer_by_layer.time_overlapped_ns * (1 + 1e-12)

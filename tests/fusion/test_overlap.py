@@ -19,9 +19,8 @@ def survives(rows, columns, channels, filters, lead, strict):
     """Run the layer in one array: is every element there when it is read?"""
     height, width = rows.extent, columns.extent
     operand = np.arange(1, height * width * channels + 1)
-    memory = np.zeros(
-        max(lead + operand.size, rows.output_extent * columns.output_extent * filters), np.int64
-    )
+    elements = max(lead + operand.size, rows.output_extent * columns.output_extent * filters)
+    memory = np.zeros(elements, np.int64)
     memory[lead : lead + operand.size] = operand
 
     def is_intact(r, c):

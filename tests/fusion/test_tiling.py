@@ -32,11 +32,8 @@ def dependency_boxes(drawn, begin, end, tile, parts):
         if layer.name not in boxes:
             continue
         for name in layer.inputs:
-            read = {
-                index
-                for position in itertools.product(*(range(*span) for span in boxes[layer.name]))
-                for index in drawn.reads[layer.name](name, position)
-            }
+            positions = itertools.product(*(range(*span) for span in boxes[layer.name]))
+            read = {index for position in positions for index in drawn.reads[layer.name](name, position)}
             if read:
                 add(name, tuple((min(i[a] for i in read), max(i[a] for i in read) + 1) for a in range(4)))
     return boxes

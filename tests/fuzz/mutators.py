@@ -199,12 +199,8 @@ def _operator(graph: onnx.GraphProto, draw: random.Random) -> None:
 
 
 def _number(graph: onnx.GraphProto, draw: random.Random) -> None:
-    places = [
-        node_attribute
-        for node in graph.node
-        for node_attribute in node.attribute
-        if node_attribute.ints or node_attribute.HasField("i")
-    ]
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    places = [attribute for attribute in attributes if attribute.ints or attribute.HasField("i")]
     if not places:
         return
     attribute = draw.choice(places)
@@ -223,8 +219,7 @@ def _size(graph: onnx.GraphProto, draw: random.Random) -> None:
 def _operand(graph: onnx.GraphProto, draw: random.Random) -> None:
     index = draw.randrange(len(graph.node))
     node = graph.node[index]
-    names = [value.name for value in graph.input] + [
-        name for earlier_node in graph.node[:index] for name in earlier_node.output
-    ]
+    results = [name for earlier_node in graph.node[:index] for name in earlier_node.output]
+    names = [value.name for value in graph.input] + results
     if node.input:
         node.input[draw.choice((0, 0, draw.randrange(len(node.input))))] = draw.choice(names)

@@ -99,12 +99,9 @@ def _command_output(folder: Path, *argv: object) -> Path:
 
 def _programs(folder: Path) -> list[bytes]:
     layers = ("fc:32,16", "conv:1x20x4x4,33,3x3,p1")
-    return [
-        next(
-            _command_output(folder, "trace", layer, "--format", "pimprog", "--pim-channels", 2).glob("*")
-        ).read_bytes()
-        for layer in layers
-    ]
+    options = ("--format", "pimprog", "--pim-channels", 2)
+    folders = (_command_output(folder, "trace", layer, *options) for layer in layers)
+    return [next(path.glob("*")).read_bytes() for path in folders]
 
 
 def _traces(folder: Path) -> list[bytes]:
@@ -157,10 +154,8 @@ def _networks(_folder: Path) -> list[bytes]:
     weights += [random_tensor("m", 8, 8), *vectors]
     to = numpy_helper.from_array(np.int64([1, 16, 4]), "to")
     models = []
-    for nodes, shape, stored in (
-        (layers, [1, 4, 8, 8], weights),
-        (more_layers, [1, 4, 4, 4], [random_tensor("w", 4, 6), to]),
-    ):
+    networks = (layers, [1, 4, 8, 8], weights), (more_layers, [1, 4, 4, 4], [random_tensor("w", 4, 6), to])
+    for nodes, shape, stored in networks:
         models.append(onnx_model(nodes, {"x": shape}, {"y": None}, stored, opset=18).SerializeToString())
     return models
 
@@ -238,10 +233,8 @@ def _regions(folder: Path) -> list[bytes]:
 def _inspect(directory: Path) -> str:
     """What is wrong with how commands that read a compiled directory end."""
     shutil.rmtree(directory.parent / "aim", ignore_errors=True)
-    commands = [
-        ["timeline", directory, "--quiet"],
-        ["trace", directory, "--format", "aim", "-o", directory.parent / "aim", "--quiet"],
-    ]
+    trace = ["trace", directory, "--format", "aim", "-o", directory.parent / "aim", "--quiet"]
+    commands = [["timeline", directory, "--quiet"], trace]
     program = next((directory / "programs").iterdir(), None)
     if program is not None:
         commands.append(["simulate", program])
@@ -262,9 +255,8 @@ def _replacement_check(
             (copy / changed).unlink()
         shutil.copy(path, copy / name)
         try:
-            table = json.loads(
-                (copy if name == "interface.json" else original).joinpath("interface.json").read_bytes()
-            )
+            holder = copy if name == "interface.json" else original
+            table = json.loads(holder.joinpath("interface.json").read_bytes())
             right = json.loads((original / "interface.json").read_bytes())["sha256"]
             table["sha256"] |= {n: right[n] for n in right.keys() & table["sha256"].keys()}
             if name != "interface.json":

@@ -306,9 +306,8 @@ def test_groups_cost_what_their_parts_do():
     """Blocks and L2 traffic of a grouped convolution are those of its groups, in one launch."""
     layer = ConvGeometry(n=1, h=28, w=28, c=256, oc=256, kh=3, kw=3, padding=(1,) * 4, groups=4)
     part = dataclasses.replace(layer, c=64, oc=64, groups=1)
-    grouped, single = (
-        kernel_cost(convolution_kernel(g, "fp16"), V100, dtype="fp16", tile=(64, 64)) for g in (layer, part)
-    )
+    kernels = [convolution_kernel(g, "fp16") for g in (layer, part)]
+    grouped, single = (kernel_cost(kernel, V100, dtype="fp16", tile=(64, 64)) for kernel in kernels)
     assert grouped.blocks == 4 * single.blocks
     assert grouped.l2_bytes == pytest.approx(4 * single.l2_bytes)
     assert single.total_ns <= grouped.total_ns <= 4 * single.total_ns

@@ -186,9 +186,8 @@ def test_what_the_analytic_model_lacks_is_learned_and_stored(tmp_path):
     rng = np.random.default_rng(0)
     samples = []
     for sample in read_samples(EXCERPT, V100) * 3:
-        geometry = dataclasses.replace(
-            sample.kernel.geometry, c=int(rng.integers(8, 512)), oc=int(rng.integers(8, 512)), groups=1
-        )
+        c, oc = (int(rng.integers(8, 512)) for _ in range(2))
+        geometry = dataclasses.replace(sample.kernel.geometry, c=c, oc=oc, groups=1)
         kernel = convolution_kernel(geometry, "fp16")
         factor = 2 if geometry.oc < 128 else 1
         ns = factor * kernel_cost(kernel, V100, dtype="fp16").total_ns

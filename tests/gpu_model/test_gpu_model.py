@@ -152,10 +152,8 @@ def test_launch_is_accelsims_empty_kernel():
 def test_cost_of_half_the_channels(shape, least, most):
     """Streams and large 1x1 convolutions feel it; kernels of small M and long K wait for latency anyway."""
     sample = next(sample for sample in SAMPLES if sample.shape == shape)
-    full, half = (
-        kernel_cost(sample.kernel, SIMULATED, dtype="fp16", channels=channels, tile=sample.tile)
-        for channels in (32, 16)
-    )
+    run = {"dtype": "fp16", "tile": sample.tile}
+    full, half = (kernel_cost(sample.kernel, SIMULATED, channels=channels, **run) for channels in (32, 16))
     assert least <= half.execution_ns / full.execution_ns <= most
     assert half.total_ns / full.total_ns <= half.execution_ns / full.execution_ns
 

@@ -90,9 +90,8 @@ DEVICES = {"newton": ("newton-gddr6", None), "aim": ("aim-gddr6", None), "GPU": 
 @functools.cache
 def decode_of(device: str, modes: str | None, context: int) -> DecodeStep:
     """One for all examples: what a step's plan is does not depend on them."""
-    question = SearchRequest.from_arguments(
-        small(device), **({} if modes is None else {"modes": modes})
-    ).validate()
+    options = {} if modes is None else {"modes": modes}
+    question = SearchRequest.from_arguments(small(device), **options).validate()
     return DecodeStep(lambda attended: step_of(attended, 1, 1), question, context, 1)
 
 

@@ -26,9 +26,8 @@ def test_a_block_is_said_to_be_one_of_several():
 def test_a_large_block_is_compared_with_the_best_published_gpu():
     """In the words that the report prints; a small model is not."""
     target = system()
-    result = SimpleNamespace(
-        system=target, evaluation=SimpleNamespace(latency_ns=1e5), graph=SimpleNamespace(regions=())
-    )
+    evaluation, graph = SimpleNamespace(latency_ns=1e5), SimpleNamespace(regions=())
+    result = SimpleNamespace(system=target, evaluation=evaluation, graph=graph)
     network = SimpleNamespace(states=(), inputs={})
     step_ns = PublishedDecode.from_decoder(zoo.decoder("llama-3-8b"), target, block_only=True).step_ns(512)
     part = decoder_part("llama-3-8b", network, result, 512)

@@ -175,10 +175,8 @@ def test_steps_with_a_cache_are_the_whole_sequence(decoder, windows, factors, to
     divisors = tuple(np.linspace(1, 4, decoder.rotation_size // 2)) if factors else ()
     decoder = replace(decoder, windows=windows[: decoder.layers], rotary_factors=divisors)
     tokens, first = np.array(tokens), min(first, len(tokens) - 1)
-    prompt, token = (
-        DecoderSession(decoder, first + room, first),
-        DecoderSession(decoder, len(tokens) + room, 1),
-    )
+    prompt = DecoderSession(decoder, first + room, first)
+    token = DecoderSession(decoder, len(tokens) + room, 1)
     weights = {name: value for name, value in prompt.weights().items() if name in decoder.weights()}
     assert {name: value.shape for name, value in weights.items()} == decoder.weights()
     sequence = ReferenceDecoder(decoder, weights, np.float64).step(tokens)

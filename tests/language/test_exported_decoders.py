@@ -94,16 +94,8 @@ def export_decoder(
     numbers = [torch.zeros(1, n, dtype=torch.long) for n in (2, 5, 2)[: len(names)]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            decoder,
-            (*numbers, past),
-            file,
-            dynamo=False,
-            opset_version=17,
-            input_names=[*names, *NAMES],
-            output_names=outputs,
-            dynamic_axes=axes,
-        )
+        form = {"input_names": [*names, *NAMES], "output_names": outputs, "dynamic_axes": axes}
+        torch.onnx.export(decoder, (*numbers, past), file, dynamo=False, opset_version=17, **form)
     return decoder, onnx.load_from_string(file.getvalue())
 
 

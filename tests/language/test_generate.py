@@ -236,9 +236,8 @@ def test_a_shape_without_room_is_refused_before_it_is_compiled(monkeypatch, caps
     ],
 )
 def test_what_cannot_be_generated_is_refused_in_a_line(argv, says, capsys):
-    assert says in error_line(
-        capsys, 2, "generate", *(["-n", "2"] if "-n" not in argv else []), *argv, "--quiet"
-    )
+    count = ["-n", "2"] if "-n" not in argv else []
+    assert says in error_line(capsys, 2, "generate", *count, *argv, "--quiet")
 
 
 def edit_graph(model, edit):
@@ -293,6 +292,5 @@ def test_a_file_of_one_length_says_which(step_model, tmp_path, capsys):
         (["--prompt", "a", "-n", "2"], "comes without a tokenizer"),
     ):
         assert says in error_line(capsys, 2, "generate", path, *argv, "--quiet")
-    assert "cannot be read" in error_line(
-        capsys, 3, "generate", tmp_path / "none.onnx", "--tokens", "1", "-n", "2", "--quiet"
-    )
+    line = error_line(capsys, 3, "generate", tmp_path / "none.onnx", "--tokens", "1", "-n", "2", "--quiet")
+    assert "cannot be read" in line

@@ -32,9 +32,8 @@ END = 256
 
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a product as GGUF has them: first of a head's first half, first of its second, and so on."""
-    return np.concatenate(
-        [head[[i + d for i in range(SIZE // 2) for d in (0, SIZE // 2)]] for head in np.split(rows, heads)]
-    )
+    order = [i + d for i in range(SIZE // 2) for d in (0, SIZE // 2)]
+    return np.concatenate([head[order] for head in np.split(rows, heads)])
 
 
 def draw(tied: bool, experts: int = 0) -> dict[str, np.ndarray]:
@@ -324,9 +323,8 @@ def test_tokens_that_end_a_turn_end_a_text(tmp_path):
     path = write(tmp_path / "small.gguf", draw(True), extra=lambda writer: writer.add_eot_token_id(7))
     model = open_language_model(path)
     assert model.ends == {END, 7}
-    request = GenerationRequest(
-        replace(model, ends=frozenset({7})), [1], "fp16", Continuation(9), lambda _: None
-    )
+    one_token = replace(model, ends=frozenset({7}))
+    request = GenerationRequest(one_token, [1], "fp16", Continuation(9), lambda _: None)
     request._emit_token(8)
     assert not request.is_done
     request._emit_token(7)
@@ -335,11 +333,9 @@ def test_tokens_that_end_a_turn_end_a_text(tmp_path):
 
 def test_a_file_that_is_none_is_refused_in_a_line(tmp_path, capsys):
     path = tmp_path / "small.gguf"
-    for content, says in (
-        (b"", "is not a GGUF file"),
-        (b"GGUF\x03\0\0\0" + b"\xff" * 40, "is not a GGUF file"),
-    ):
+    argv = ("generate", path, "--tokens", "1", "-n", "1", "--quiet")
+    for content in (b"", b"GGUF\x03\0\0\0" + b"\xff" * 40):
         path.write_bytes(content)
-        assert says in error_line(capsys, 3, "generate", path, "--tokens", "1", "-n", "1", "--quiet")
+        assert "is not a GGUF file" in error_line(capsys, 3, *argv)
     path.unlink()
-    assert "cannot be read" in error_line(capsys, 3, "generate", path, "--tokens", "1", "-n", "1", "--quiet")
+    assert "cannot be read" in error_line(capsys, 3, *argv)

@@ -147,9 +147,8 @@ def test_a_folder_with_experts_writes_what_its_weights_say(folder, normalised):
     (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
     decoder = read_decoder(path)
     assert decoder.experts == Experts(count=5, used=2, normalised=normalised)
-    assert np.array_equal(
-        zoo.decoder_weights(decoder)["layers.0.gate.weight"][3], arrays[f"{mlp}experts.3.gate_proj.weight"].T
-    )
+    third = arrays[f"{mlp}experts.3.gate_proj.weight"].T
+    assert np.array_equal(zoo.decoder_weights(decoder)["layers.0.gate.weight"][3], third)
     require_reference_tokens(path, decoder)
 
 

@@ -48,14 +48,8 @@ def small_system(name: str) -> System:
     spec = base.pim
     whole = spec.comp_starts_at_row  # then a buffer holds a row
     operands = tuple(replace(o, buffer_elements=8 * o.multiplications if whole else 0) for o in spec.operands)
-    pim = replace(
-        spec,
-        name="small",
-        banks_per_gang=4 // spec.gangs,
-        columns_per_row=8,
-        buffer_columns=8 if whole else 4,
-        operands=operands,
-    )
+    columns = {"columns_per_row": 8, "buffer_columns": 8 if whole else 4}
+    pim = replace(spec, name="small", banks_per_gang=4 // spec.gangs, **columns, operands=operands)
     return replace(base, pim=pim, pim_channels=base.pim_channels if name == "phone" else 2)
 
 

@@ -102,10 +102,8 @@ def test_tokens_of_integers_are_those_of_numpy(pim, weights, activations):
 def test_a_search_of_a_language_model_takes_narrow_weights():
     """As `compile` does; other models are refused."""
     results = {kind: pimflow.search("tiny-lm", context=8, weight_type=kind) for kind in ("fp16", "q4_0")}
-    products = {
-        kind: {region.geometry.weights for region in result.graph.regions if region.geometry}
-        for kind, result in results.items()
-    }
+    geometries = {kind: [r.geometry for r in result.graph.regions] for kind, result in results.items()}
+    products = {kind: {g.weights for g in of_kind if g} for kind, of_kind in geometries.items()}
     assert products == {"fp16": {None}, "q4_0": {"q4_0"}}
     assert results["q4_0"].baseline.latency_ns < results["fp16"].baseline.latency_ns
     with pytest.raises(UsageError, match="only language models of the zoo are quantised"):

@@ -51,11 +51,9 @@ def test_a_choice_is_certain_if_no_logits_within_the_error_change_it():
     certain = 0
     for case in range(300):
         logits = rng.normal(size=8) * 3
-        sampler = Sampler(
-            temperature=float(rng.choice([0.0, 0.7, 2.0])),
-            top_k=int(rng.choice([0, 1, 3])),
-            top_p=float(rng.choice([1.0, 0.5, 0.9])),
-        )
+        options = ([0.0, 0.7, 2.0], [0, 1, 3], [1.0, 0.5, 0.9])
+        temperature, top_k, top_p = (rng.choice(option) for option in options)
+        sampler = Sampler(temperature=float(temperature), top_k=int(top_k), top_p=float(top_p))
         if sampler.is_certain(logits, case, 0.1):
             certain += 1
             moved = [logits + rng.choice([-0.1, 0.1], size=8) for _ in range(60)]

@@ -98,9 +98,8 @@ def test_what_is_no_character_yet_is_told_when_a_text_ends():
         language = SimpleNamespace(tokenizer=tokenizer, ends=frozenset({1}))
         request = GenerationRequest(language, [0], "fp16", Continuation(n), told.append)
         for step_logits in logits:
-            request.record_step(
-                request.pending_tokens[:], np.array([step_logits]), SimpleNamespace(layers_on_pim=frozenset())
-            )
+            network = SimpleNamespace(layers_on_pim=frozenset())
+            request.record_step(request.pending_tokens[:], np.array([step_logits]), network)
         assert request.is_done and len(told) == ended and "".join(told) == "\N{REPLACEMENT CHARACTER}"
 
 

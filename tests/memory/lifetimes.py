@@ -37,11 +37,8 @@ def tables(draw, most=7, sizes=SIZES, alignments=ALIGNMENTS):
 def collide(lifetimes: list[Lifetime]) -> bool:
     """Whether two required offsets cannot both be had."""
     fixed = [life for life in lifetimes if life.offset_bytes is not None]
-    return any(
-        live_together(a, b) and bytes_of(a, a.offset_bytes) & bytes_of(b, b.offset_bytes)
-        for index, a in enumerate(fixed)
-        for b in fixed[:index]
-    )
+    pairs = ((a, b) for index, a in enumerate(fixed) for b in fixed[:index] if live_together(a, b))
+    return any(bytes_of(a, a.offset_bytes) & bytes_of(b, b.offset_bytes) for a, b in pairs)
 
 
 def bytes_of(life: Lifetime, offset: int) -> set[int]:

@@ -76,11 +76,8 @@ def test_eager_and_lazy_allocate_what_the_analysis_says(allocation_runs, allocat
 
 @pytest.mark.skipif(heap_bytes() is None, reason="the C library does not say what it has handed out")
 def test_the_measured_peak_is_the_planned_one(allocation_runs, allocation_plan):
-    expected = {
-        "pool": allocation_plan.plan.pool_bytes,
-        "eager": allocation_plan.eager_bytes,
-        "lazy": allocation_plan.lazy_peak_bytes,
-    }
+    sizes = allocation_plan.plan.pool_bytes, allocation_plan.eager_bytes, allocation_plan.lazy_peak_bytes
+    expected = dict(zip(("pool", "eager", "lazy"), sizes))
     for allocation, size_bytes in expected.items():
         assert abs(allocation_runs[allocation].peak_bytes - size_bytes) <= NOISE_BYTES
 

@@ -58,9 +58,8 @@ def test_a_plan_of_parts_is_planned_as_it_is(tmp_path):
         "id,lower,upper,size,alias,within\na,0,2,8,w,\nb,1,2,4,w,8\nw,2,4,12,w,0\n"
     )
     lifetimes = csv_form.read(tmp_path / "parts.csv")
-    offsets = memory.plan(
-        [*lifetimes, Lifetime(name="x", begin=0, end=1, size_bytes=1, memory=csv_form.DEFAULT_MEMORY)]
-    ).offsets_bytes
+    extra = Lifetime(name="x", begin=0, end=1, size_bytes=1, memory=csv_form.DEFAULT_MEMORY)
+    offsets = memory.plan([*lifetimes, extra]).offsets_bytes
     assert offsets["b"] == offsets["a"] + 8
     csv_form.write(tmp_path / "plan.csv", lifetimes, offsets)
     assert memory.plan(csv_form.read(tmp_path / "plan.csv")).offsets_bytes == {n: offsets[n] for n in "abw"}

@@ -30,9 +30,8 @@ def test_json_has_the_keys_and_the_plan_is_legal(capsys, tmp_path):
     assert set(row["policies"]) == {*memory.POLICIES, "best", "exact"}
     offsets = {buffer["id"]: buffer["offset"] for buffer in row["allocations"]}
     lifetimes = csv_form.read(TABLE)
-    assert {buffer["id"]: buffer["bytes"] for buffer in row["allocations"]} == {
-        life.name: life.size_bytes for life in lifetimes
-    }
+    sizes = {buffer["id"]: buffer["bytes"] for buffer in row["allocations"]}
+    assert sizes == {life.name: life.size_bytes for life in lifetimes}
     validator.check(lifetimes, offsets, {csv_form.DEFAULT_MEMORY: 12})
     assert {life.name: life.offset_bytes for life in csv_form.read(path)} == offsets
 
@@ -184,6 +183,5 @@ def test_a_batch_that_the_graph_does_not_take(tmp_path, capsys):
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)
     model = onnx_model([node], {"x": (1, 4)}, {"y": (1, 4)}, {"axes": np.array([0])})
     onnx.save(model, tmp_path / "sum.onnx")
-    assert "has a fixed batch" in error_line(
-        capsys, 3, "memory", tmp_path / "sum.onnx", "--batch", "2", "--quiet"
-    )
+    argv = ("memory", tmp_path / "sum.onnx", "--batch", "2", "--quiet")
+    assert "has a fixed batch" in error_line(capsys, 3, *argv)

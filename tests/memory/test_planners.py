@@ -75,10 +75,8 @@ def test_no_decision_claims_more_than_it_proved(lifetimes, unit):
         )
         for lifetime in lifetimes
     ]
-    start = max(
-        (place(scaled, policy) for policy in memory.POLICIES),
-        key=lambda offsets: pool_end_bytes(scaled, offsets),
-    )
+    starts = (place(scaled, policy) for policy in memory.POLICIES)
+    start = max(starts, key=lambda offsets: pool_end_bytes(scaled, offsets))
     for capacity in range(max(1, smallest - unit), smallest + 2):
         solution = exact.solve(scaled, start, 10, capacity)
         assert solution.lower_bound_bytes <= smallest

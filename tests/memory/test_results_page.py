@@ -52,10 +52,8 @@ def test_tables_of_a_small_network():
         assert row["optimal"] and row["planned_bytes"] <= row["lazy_peak_bytes"] < row["eager_bytes"]
         assert row["pool"]["allocated_bytes"] == row["planned_bytes"] < row["resident_bytes"]
     text = reproduce_occamy.TABLES["memory"](rows)
-    assert (
-        f"| toy | 16 | {rows[-1]['resident_bytes'] / 1e6:.3f} | {rows[-1]['planned_bytes'] / 1e6:.3f} |"
-        in text
-    )
+    held_mb, planned_mb = (rows[-1][f"{kind}_bytes"] / 1e6 for kind in ("resident", "planned"))
+    assert f"| toy | 16 | {held_mb:.3f} | {planned_mb:.3f} |" in text
     ratio = rows[-1]["planned_bytes"] / rows[-1]["lazy_peak_bytes"]
     assert f"batch 16, 1 networks: planned to lazy {ratio:.3f}" in text
     assert "to PyTorch" not in text.partition("The paper")[0]  # it was left out

@@ -139,9 +139,8 @@ def test_nothing_is_left_to_stream(ahead):
     target, streaming = tvm.target.Target("llvm"), system(weights="streamed", copy_ahead=ahead)
     lowered = phases.allocate(frontend.load("toy").module, target, streaming)
     node = helper.make_node("Relu", ["x"], ["y"], name="y")
-    plain = phases.allocate(
-        frontend.load(onnx_model([node], {"x": (1, 8)}, {"y": (1, 8)}, [])).module, target, streaming
-    )
+    model = onnx_model([node], {"x": (1, 8)}, {"y": (1, 8)}, [])
+    plain = phases.allocate(frontend.load(model).module, target, streaming)
     for module in (lowered, plain):
         tvm.ir.assert_structural_equal(StreamWeights(ahead)(module), module)
     assert not buffers(plain).weights
@@ -154,10 +153,8 @@ def large_product() -> onnx.ModelProto:
     """Two products whose weights are larger than all that they are multiplied with."""
     values = np.random.default_rng(0).standard_normal((2, 512, 512)).astype("float32") / 16
     weights = [numpy_helper.from_array(matrix, name) for matrix, name in zip(values, "vw")]
-    nodes = [
-        helper.make_node("MatMul", ["x", "v"], ["t"], name="t"),
-        helper.make_node("MatMul", ["t", "w"], ["y"], name="y"),
-    ]
+    first = helper.make_node("MatMul", ["x", "v"], ["t"], name="t")
+    nodes = [first, helper.make_node("MatMul", ["t", "w"], ["y"], name="y")]
     return onnx_model(nodes, {"x": (1, 512)}, {"y": (1, 512)}, weights)
 
 
@@ -229,9 +226,8 @@ def test_c_copies_weights_too(ahead):
 
 def test_cuda_code_is_built_with_weights_on_the_host():
     """Nothing runs it here: no constant goes to the card, and a module on the host has the weights."""
-    lowered = phases.lower(
-        frontend.load("toy").module, tvm.target.Target("cuda"), system(weights="streamed", copy_ahead=1)
-    )
+    streaming = system(weights="streamed", copy_ahead=1)
+    lowered = phases.lower(frontend.load("toy").module, tvm.target.Target("cuda"), streaming)
     text = lowered["main"].script()
     assert "metadata" not in text and text.count("pimflow.begin_weight_copy") > 1
     assert [module.kind for module in lowered.attrs["external_mods"]] == ["pimflow_weights"]
@@ -248,14 +244,12 @@ def test_copies_to_cuda_run_beside_kernels_and_in_time(tmp_path):
     command += [str(folder / "recording_device.cc"), "-o", str(library)]
     command += [f"-L{tvm_folder / 'lib'}", "-ltvm_runtime"]
     subprocess.run(command, check=True)
-    replayed = subprocess.run(
-        [sys.executable, str(folder / "replay_copies.py"), str(library)], capture_output=True, text=True
-    )
+    replay_command = [sys.executable, str(folder / "replay_copies.py"), str(library)]
+    replayed = subprocess.run(replay_command, capture_output=True, text=True)
     assert replayed.returncode == 0, replayed.stderr
     replays = json.loads(replayed.stdout)
-    assert [(replay["ahead"], replay["eager"]) for replay in replays] == [
-        (ahead, eager) for ahead in (0, 2) for eager in (False, True)
-    ]
+    expected = [(ahead, eager) for ahead in (0, 2) for eager in (False, True)]
+    assert [(replay["ahead"], replay["eager"]) for replay in replays] == expected
     for replay in replays:
         assert replay["wrong"] == [] and replay["pageable"] == 0
         assert replay["among_kernels"] == (0 if replay["ahead"] else replay["copies"])

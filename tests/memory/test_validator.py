@@ -108,14 +108,8 @@ def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes,
     assume(not collide(lifetimes))
     regions = st.sampled_from(("left", "all", "pim"))
     by_class = {}  # buffers that share bytes lie in one region, and none has to lie anywhere
-    spread = [
-        replace(
-            lifetime,
-            memory=by_class.setdefault(lifetime.alias or lifetime.name, data.draw(regions)),
-            offset_bytes=None,
-        )
-        for lifetime in lifetimes
-    ]
+    memories = [by_class.setdefault(item.alias or item.name, data.draw(regions)) for item in lifetimes]
+    spread = [replace(item, memory=m, offset_bytes=None) for item, m in zip(lifetimes, memories)]
     separate = memory.plan(spread)
     plan = memory.merge_pools(separate)
     ranges = {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in plan.pools}

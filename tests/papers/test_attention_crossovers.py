@@ -43,12 +43,8 @@ def test_short_ones_are_timed(costs):
 
 def test_a_crossing(costs):
     """PIM gains with what it reads, and not where keys are shared by more heads than it has buffers."""
-    few, many = (
-        crossovers.crossing(
-            replace(STEP, kv_heads=kv, heads=32, head_size=128, value_size=128), SYSTEM, costs
-        )
-        for kv in (4, 32)
-    )
+    steps = [replace(STEP, kv_heads=kv, heads=32, head_size=128, value_size=128) for kv in (4, 32)]
+    few, many = (crossovers.crossing(step, SYSTEM, costs) for step in steps)
     assert few.beside_ns >= few.gpu_ns and many.beside_ns >= many.gpu_ns
     assert many.speedup > few.speedup
     tight = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1))

@@ -46,9 +46,8 @@ def forms():
 )
 def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""
-    variants = decomposition_variants(
-        chain(widths, kernel, height), system(), decompose_as=f"tucker:{ratio}", batch=2
-    )
+    layers = chain(widths, kernel, height)
+    variants = decomposition_variants(layers, system(), decompose_as=f"tucker:{ratio}", batch=2)
     comparison = two_layers(variants, "conv1", "conv2")
     assert comparison.planned == comparison.equations
     assert comparison.equations[3] >= 2 * 4 * 2 * widths[2] * height**2  # two maps of the activation, fp32
@@ -108,8 +107,6 @@ def test_tables(forms, monkeypatch):
     text = script.pools_table(rows)
     pools = rows[0]["pool_bytes"]
     reduction_percent = 100 * (1 - pools["skip-opt+fusion"] / pools["original"])
-    assert (
-        f"| {reduction_percent:.1f} | 79.3 | 79.3: {'met' if reduction_percent >= 79.3 else 'not met'} |"
-        in text
-    )
+    verdict = "met" if reduction_percent >= 79.3 else "not met"
+    assert f"| {reduction_percent:.1f} | 79.3 | 79.3: {verdict} |" in text
     assert f"1 networks, 1 - geometric mean: {reduction_percent:.1f} %" in text

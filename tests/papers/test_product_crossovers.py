@@ -48,9 +48,8 @@ def test_pim_gains_less_the_more_tokens_share_the_weights(crossings):
 
 @given(st.lists(st.booleans(), min_size=1), st.randoms())
 def test_slower_from_is_where_it_is_slower_to_the_end(slower, random):
-    base = crossovers.ProductCrossing(
-        model="", product="", inputs=1, outputs=1, tokens=1, gpu_ns=1.0, pim_ns=1.0, plan_ns=1.0, pim_share=1
-    )
+    product = {"model": "", "product": "", "inputs": 1, "outputs": 1, "tokens": 1}
+    base = crossovers.ProductCrossing(**product, gpu_ns=1.0, pim_ns=1.0, plan_ns=1.0, pim_share=1)
     points = [replace(base, tokens=tokens) for tokens in range(len(slower))]
     random.shuffle(points)
     first = crossovers.first_slower_tokens(points, lambda point: slower[point.tokens])
@@ -73,9 +72,6 @@ def test_the_chart_has_a_line_for_each_product_and_a_point_for_each_time(crossin
     others = [replace(point, model="other") for point in crossings]
     chart = crossovers.speedup_chart({"a": [*crossings, *others], "b": crossings})
     drawn_points = {(point["system"], point["model"], point["tokens"]) for point in chart["data"]["values"]}
-    assert drawn_points == {
-        (name, model, tokens)
-        for name, model in (("a", "gpt-2"), ("a", "other"), ("b", "gpt-2"))
-        for tokens in TOKENS
-    }
+    models = ("a", "gpt-2"), ("a", "other"), ("b", "gpt-2")
+    assert drawn_points == {(*pair, tokens) for pair in models for tokens in TOKENS}
     assert chart["facet"]["column"]["sort"] == ["gpt-2", "other"]

@@ -136,9 +136,8 @@ def test_the_published_gpu_is_met(searches):
     )
     graph = searches.graph("toy")
     generator = CandidateGenerator(graph, system())
-    gpu_only = tuple(
-        generator.make(r, OPERATOR_KERNELS, generator.system.gpu.memory_channels) for r in graph.regions
-    )
+    channels = generator.system.gpu.memory_channels
+    gpu_only = tuple(generator.make(r, OPERATOR_KERNELS, channels) for r in graph.regions)
     slow = replace(generator.system.gpu, launch_ns=row_by_way["launches"]["launch_ns"])
     slow_generator = CandidateGenerator(graph, replace(generator.system, gpu=slow))
     table = searches.search("toy", system(), Goal(modes=("GPU",))).table

@@ -61,12 +61,9 @@ def test_weights_are_loaded_in_progression_within_the_workspace(tmp_path):
     profile = tmp_path / "profile.json"
     synthetic_profile().write(profile)
     options = {"profile": profile, "minimize": "workspace"}
-    resident, streamed = (
-        pimflow.compile(
-            "toy", system=system(weights=weights), modes="gpu", conventions="none", select=options
-        )
-        for weights in ("resident", "streamed")
-    )
+    systems = [system(weights=weights) for weights in ("resident", "streamed")]
+    run = {"modes": "gpu", "conventions": "none", "select": options}
+    resident, streamed = (pimflow.compile("toy", system=item, **run) for item in systems)
     report = streamed.report
     assert report.verification.verified and report.memory.streaming.plan.copied_bytes > 0
     pool_bytes, workspace_bytes = report.memory.pool.pool_bytes, report.extras.primitives.workspace_bytes

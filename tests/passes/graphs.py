@@ -12,7 +12,7 @@ from pimflow.compiler import phases
 from pimflow.frontend import relax_module
 from pimflow.pim_backend.runtime.network_module import infer, pack
 from pimflow.pim_backend.runtime.targets import TARGETS
-from pimflow.relay_passes.flat import main_bindings, operator, shape
+from pimflow.relay_passes.flat import main_bindings, operator, rebuild, shape
 
 # LLVM's optimisations do not matter here, and take longer than the passes under test.
 PLAIN_CODE = tvm.target.Target(TARGETS["llvm+pim"] | {"opt-level": 0})
@@ -35,6 +35,16 @@ def main_module(params: list[relax.Var], result) -> tvm.IRModule:
             output = builder.emit_output(result(builder))
         builder.emit_func_output(output)
     return builder.get()
+
+
+def input_module(body, dims: tuple[int, ...]) -> tvm.IRModule:
+    """``body(builder, x)`` of an `x` of `dims`, with bindings in the form that passes leave them in."""
+    x = relax.Var("x", relax.TensorType(dims, "float32"))
+    return rebuild(main_module([x], lambda builder: body(builder, x)), lambda *_: None)
+
+
+def constant(*dims: int, seed: int = 0) -> relax.Expr:
+    return relax.const(np.random.default_rng(seed).standard_normal(dims).astype(np.float32))
 
 
 def inline_functions(mod: tvm.IRModule) -> tvm.IRModule:
@@ -71,6 +81,13 @@ def close(before: tvm.IRModule, after: tvm.IRModule) -> None:
     for expected, got in zip(run(before, *operands), run(after, *operands), strict=True):
         assert got.shape == expected.shape
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def deviation(before: tvm.IRModule, after: tvm.IRModule) -> float:
+    """How far the results of `after` are off, of the largest of `before`."""
+    operands = inputs(before)
+    pairs = zip(run(before, *operands), run(after, *operands), strict=True)
+    return max(np.abs(a - b).max() / np.abs(a).max() if a.shape == b.shape else np.inf for a, b in pairs)
 
 
 def runs_alike(mod: tvm.IRModule) -> None:

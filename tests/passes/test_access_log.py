@@ -14,9 +14,8 @@ ELEMENTS = 3
 def accesses(elements):
     """An access by three threads of a block, to one element each."""
     threads = np.arange(3)
-    return Accesses(
-        elements=np.array(elements), threads=threads, warps=threads * 0, blocks=threads * 0, lanes=threads
-    )
+    zeros = threads * 0
+    return Accesses(elements=np.array(elements), threads=threads, warps=zeros, blocks=zeros, lanes=threads)
 
 
 PATTERNS = [accesses(elements) for elements in ([0, 1, 2], [1, 2, 0], [0, 0, 0], [2, 1, 0])]

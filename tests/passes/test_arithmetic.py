@@ -44,11 +44,8 @@ def convolutions(draw):
 def test_convolutions_over_one_two_and_three_axes(drawn):
     axes, groups, inputs, outputs, taps, sizes, strides, padding = drawn
     attributes = {"strides": strides, "padding": padding * 2, "groups": groups}
-    arithmetic = count(
-        lambda x, w: CONVOLUTIONS[axes](x, w, **attributes),
-        (2, groups * inputs, *sizes),
-        (groups * outputs, inputs, *taps),
-    )
+    shapes = (2, groups * inputs, *sizes), (groups * outputs, inputs, *taps)
+    arithmetic = count(lambda x, w: CONVOLUTIONS[axes](x, w, **attributes), *shapes)
     pixels = [(x + 2 * p - k) // s + 1 for x, p, k, s in zip(sizes, padding, taps, strides)]
     assert arithmetic.product.macs == 2 * math.prod(pixels) * groups * outputs * inputs * math.prod(taps)
     assert (arithmetic.operations, arithmetic.multiplications) == (0, 0)
@@ -62,11 +59,8 @@ def test_transposed_convolutions_multiply_no_zeros_between_pixels(drawn):
     """Each element of the input by each tap of each output channel of its group."""
     axes, groups, inputs, outputs, taps, sizes, strides, _ = drawn
     attributes = {"strides": strides, "groups": groups}
-    arithmetic = count(
-        lambda x, w: TRANSPOSED[axes](x, w, **attributes),
-        (2, groups * inputs, *sizes),
-        (groups * inputs, outputs, *taps),
-    )
+    shapes = (2, groups * inputs, *sizes), (groups * inputs, outputs, *taps)
+    arithmetic = count(lambda x, w: TRANSPOSED[axes](x, w, **attributes), *shapes)
     assert arithmetic.product.macs == 2 * math.prod(sizes) * groups * inputs * outputs * math.prod(taps)
 
 

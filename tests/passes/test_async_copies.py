@@ -62,9 +62,8 @@ def with_waits(kernel, change):
             ),
         )
     ]
-    return replace(
-        kernel, lowered=kernel.lowered.with_body(tvm_ffi.structural_map(kernel.lowered.body, rules))
-    )
+    body = tvm_ffi.structural_map(kernel.lowered.body, rules)
+    return replace(kernel, lowered=kernel.lowered.with_body(body))
 
 
 def test_copies_are_asynchronous_and_hold(kernel):

@@ -38,11 +38,8 @@ def test_a_constant_condition(fast):
 
 def test_a_condition_on_shapes_in_a_branch():
     """ONNX Runtime's optimiser ends its process on such networks."""
-    inner = [
-        helper.make_node("Size", ["x"], ["size"]),
-        helper.make_node("Equal", ["size", "six"], ["is_six"]),
-        choice("is_six", "b"),
-    ]
+    equal = helper.make_node("Equal", ["size", "six"], ["is_six"])
+    inner = [helper.make_node("Size", ["x"], ["size"]), equal, choice("is_six", "b")]
     outer = choice("fast", "y", then=body(*inner))
     weights = {"fast": np.array(True), "six": np.array(6)}
     matches_onnx_runtime(zoo.load_model(onnx_model([outer], {"x": (2, 3)}, {"y": (2, 3)}, weights)))
@@ -84,9 +81,8 @@ def test_conditions_on_sizes_that_constants_decide():
 @pytest.mark.parametrize("rate", [3.0, 30.0])
 def test_a_computed_condition_chooses_between_results(rate):
     nodes = [helper.make_node("Greater", ["rate", "limit"], ["fast"]), choice("fast", "y")]
-    model = zoo.load_model(
-        onnx_model(nodes, {"x": (2, 3), "rate": ()}, {"y": (2, 3)}, {"limit": np.float32(8)})
-    )
+    network = onnx_model(nodes, {"x": (2, 3), "rate": ()}, {"y": (2, 3)}, {"limit": np.float32(8)})
+    model = zoo.load_model(network)
     operands = {"x": weight(2, 3), "rate": np.array(rate, "float32")}
     (y,) = outputs(onnx_graph.from_onnx(model), list(operands.values()))
     (expected,) = reference(model, operands)
@@ -179,6 +175,5 @@ def test_a_scan(backward):
         scan_input_directions=[backward],
         scan_output_directions=[1 - backward],
     )
-    matches_onnx_runtime(
-        zoo.load_model(onnx_model([node], {"x": (3,), "xs": (3, 4)}, {"y": (3,), "z": (4, 3)}))
-    )
+    model = onnx_model([node], {"x": (3,), "xs": (3, 4)}, {"y": (3,), "z": (4, 3)})
+    matches_onnx_runtime(zoo.load_model(model))

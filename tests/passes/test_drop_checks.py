@@ -70,10 +70,7 @@ def test_a_callers_tensor_in_pieces_is_refused():
 
 def test_views_of_inputs_are_checked():
     """A reshape of an input is the caller's memory under another name."""
-    model = onnx_model(
-        [helper.make_node("Flatten", ["x"], ["f"], "flat"), helper.make_node("Softmax", ["f"], ["y"], "s")],
-        {"x": [2, 4, 8]},
-        {"y": [2, 32]},
-    )
+    pair = [helper.make_node("Flatten", ["x"], ["f"], "flat"), helper.make_node("Softmax", ["f"], ["y"], "s")]
+    model = onnx_model(pair, {"x": [2, 4, 8]}, {"y": [2, 32]})
     _, counts = build_and_count(model)
     assert counts[0,] > 8

@@ -118,9 +118,8 @@ def test_names_that_something_else_has_too(name):
 
 def conv_pair(first: str, last: str) -> onnx.ModelProto:
     nodes = [node("Conv", "x w0", "a", first), node("Conv", "a w1", "y", last)]
-    return shaped_model(
-        nodes, {"x": (1, 3, 4, 4)}, {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}, ["y"]
-    )
+    weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}
+    return shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"])
 
 
 @pytest.mark.parametrize(

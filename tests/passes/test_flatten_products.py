@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from graphs import as_module, main_module, names, operators, same_bits
+from graphs import as_module, constant, input_module, names, operators, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -45,12 +45,7 @@ def test_a_product_and_its_bias_become_a_matrix():
 
 
 def module(dims, body) -> tvm.IRModule:
-    x = relax.Var("x", relax.TensorType(dims, "float32"))
-    return rebuild(main_module([x], lambda builder: body(builder.emit, x)), lambda *_: None)
-
-
-def constant(*dims: int, seed: int = 0) -> relax.Expr:
-    return relax.const(np.random.default_rng(seed).standard_normal(dims).astype(np.float32))
+    return input_module(lambda builder, x: body(builder.emit, x), dims)
 
 
 def encoder(emit, x):

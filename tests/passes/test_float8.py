@@ -26,10 +26,8 @@ def model(nodes, dims, weights=(), opset=21):
 @pytest.mark.parametrize("kind", long_but(KINDS[:1], KINDS))
 def test_casts_of_all_fp16_numbers(kind, saturate):
     target = getattr(TensorProto, kind)
-    nodes = [
-        helper.make_node("Cast", ["x"], ["narrow"], to=target, saturate=saturate),
-        helper.make_node("Cast", ["narrow"], ["y"], to=TensorProto.FLOAT),
-    ]
+    narrow = helper.make_node("Cast", ["x"], ["narrow"], to=target, saturate=saturate)
+    nodes = [narrow, helper.make_node("Cast", ["narrow"], ["y"], to=TensorProto.FLOAT)]
     network = model(nodes, [NUMBERS.size])
     (expected,) = ReferenceEvaluator(network).run(None, {"x": NUMBERS})
     (result,) = outputs(frontend.load(network).module, [NUMBERS])
@@ -65,10 +63,8 @@ def test_quantised_weights_and_activations(kind):
 def test_a_cast_to_bf16_keeps_nan():
     """The largest NaN too, to whose bits half of the last place cannot be added."""
     x = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x3F800001], np.uint32).view(np.float32)
-    nodes = [
-        helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16),
-        helper.make_node("Cast", ["narrow"], ["y"], to=TensorProto.FLOAT),
-    ]
+    narrow = helper.make_node("Cast", ["x"], ["narrow"], to=TensorProto.BFLOAT16)
+    nodes = [narrow, helper.make_node("Cast", ["narrow"], ["y"], to=TensorProto.FLOAT)]
     (result,) = outputs(frontend.load(model(nodes, [4])).module, [x])
     np.testing.assert_array_equal(result, [np.nan, np.nan, np.nan, 1])
 

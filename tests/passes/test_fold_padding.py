@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from graphs import main_module, operators, run, same_bits
+from graphs import input_module, operators, run, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
@@ -14,9 +14,10 @@ from tvm import relax
 
 from pimflow.frontend import load
 from pimflow.relay_passes.canonical.fold_padding import FoldPadding
-from pimflow.relay_passes.flat import main_bindings, operator, rebuild
+from pimflow.relay_passes.flat import main_bindings, operator
 
 C = 3
+MAP = (1, C, 6, 5)
 
 
 def conv(builder, x, layout="NCHW", kernel=(3, 3), seed=0, **attributes):
@@ -24,19 +25,13 @@ def conv(builder, x, layout="NCHW", kernel=(3, 3), seed=0, **attributes):
     dims = {"O": 2, "I": channels, "H": kernel[0], "W": kernel[1]}
     filters = {"NCHW": "OIHW", "NHWC": "OHWI"}[layout]
     weights = np.random.default_rng(seed).standard_normal([dims[axis] for axis in filters])
-    call = relax.op.nn.conv2d(
-        x, relax.const(weights.astype(np.float32)), data_layout=layout, kernel_layout=filters, **attributes
-    )
+    filter_constant = relax.const(weights.astype(np.float32))
+    call = relax.op.nn.conv2d(x, filter_constant, data_layout=layout, kernel_layout=filters, **attributes)
     return builder.emit(call)
 
 
 def pad(builder, x, widths, mode="constant", value=0.0):
     return builder.emit(relax.op.nn.pad(x, list(widths), mode, value))
-
-
-def module(body, dims=(1, C, 6, 5)) -> tvm.IRModule:
-    x = relax.Var("x", relax.TensorType(dims, "float32"))
-    return rebuild(main_module([x], lambda builder: body(builder, x)), lambda *_: None)
 
 
 def paddings(mod: tvm.IRModule) -> list[list[int]]:
@@ -52,7 +47,7 @@ def test_zeros_become_padding_of_every_reader():
         padded = pad(builder, x, SPATIAL)
         return builder.emit(relax.op.add(conv(builder, padded), conv(builder, padded, seed=1)))
 
-    before = module(body)
+    before = input_module(body, MAP)
     after = FoldPadding()(before)
     assert "nn.pad" in operators(before) and "nn.pad" not in operators(after)
     assert paddings(after) == [[1, 0, 2, 1]] * 2
@@ -62,8 +57,8 @@ def test_zeros_become_padding_of_every_reader():
 
 def test_the_rewrite():
     dims = (1, 8, 8, 3)
-    before = module(lambda b, x: conv(b, pad(b, x, (0, 0, 0, 1, 0, 1, 0, 0)), "NHWC", strides=2), dims)
-    expected = module(lambda b, x: conv(b, x, "NHWC", strides=2, padding=[0, 0, 1, 1]), dims)
+    before = input_module(lambda b, x: conv(b, pad(b, x, (0, 0, 0, 1, 0, 1, 0, 0)), "NHWC", strides=2), dims)
+    expected = input_module(lambda b, x: conv(b, x, "NHWC", strides=2, padding=[0, 0, 1, 1]), dims)
     tvm.ir.assert_structural_equal(FoldPadding()(before), expected)
 
 
@@ -81,7 +76,7 @@ def test_any_padding_gives_the_same_bits(layout, zeros, padding, kernel, dilatio
     widths = {"NCHW": (0, 0, 0, 0, *zeros), "NHWC": (0, 0, *zeros, 0, 0)}[layout]
     dims = {"NCHW": (1, C, 9, 10), "NHWC": (1, 9, 10, C)}[layout]
     attributes = {"padding": list(padding), "dilation": dilation}
-    before = module(lambda b, x: conv(b, pad(b, x, widths), layout, kernel, **attributes), dims)
+    before = input_module(lambda b, x: conv(b, pad(b, x, widths), layout, kernel, **attributes), dims)
     after = FoldPadding()(before)
     total = [p + z for p, z in zip(padding, (top, left, bottom, right))]
     windows = [(k - 1) * dilation + 1 for k in kernel] * 2
@@ -120,7 +115,7 @@ def filters(builder, x):
 
 @pytest.mark.parametrize("body", [ones, reflection, channels, another_reader, an_output, filters])
 def test_other_padding_stays(body):
-    before = module(body)
+    before = input_module(body, MAP)
     tvm.ir.assert_structural_equal(FoldPadding()(before), before)
 
 
@@ -132,16 +127,12 @@ def model_with_pad(opset: int, mode: str = "constant", value: float = 0.0) -> on
     if opset < 11:
         node = helper.make_node("Pad", ["x"], ["padded"], mode=mode, pads=widths.tolist(), value=value)
     elif opset < 18:
-        stored += [
-            numpy_helper.from_array(widths, "pads"),
-            numpy_helper.from_array(np.float32(value), "value"),
-        ]
+        pads = numpy_helper.from_array(widths, "pads")
+        stored += [pads, numpy_helper.from_array(np.float32(value), "value")]
         node = helper.make_node("Pad", ["x", "pads", "value"], ["padded"], mode=mode)
     else:
-        stored += [
-            numpy_helper.from_array(widths[[2, 3, 6, 7]], "pads"),
-            numpy_helper.from_array(np.array([-2, 3]), "axes"),
-        ]
+        pads = numpy_helper.from_array(widths[[2, 3, 6, 7]], "pads")
+        stored += [pads, numpy_helper.from_array(np.array([-2, 3]), "axes")]
         node = helper.make_node("Pad", ["x", "pads", "", "axes"], ["padded"], mode=mode)
     nodes = [node, helper.make_node("Conv", ["padded", "w"], ["y"], name="conv", strides=[2, 2])]
     return onnx_model(nodes, {"x": [1, C, 8, 8]}, {"y": [1, 4, 4, 4]}, stored, name="padded", opset=opset)

@@ -212,13 +212,9 @@ def test_a_product_of_operands_of_unknown_rank():
         helper.make_node("Attention", ["h", "w", "b", "n"], ["o"], "more", domain=MICROSOFT, num_heads=2),
         helper.make_node("FusedMatMul", ["o", "m"], ["y"], "product", domain=MICROSOFT, alpha=0.5),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [value_info("x", SEQUENCE["x"])],
-        [value_info("y", SEQUENCE["x"])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
+    ends = [value_info("x", SEQUENCE["x"])], [value_info("y", SEQUENCE["x"])]
+    stored = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "net", *ends, stored)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
     matches_onnx_runtime(zoo.load_model(helper.make_model(graph, opset_imports=opsets, ir_version=8)))
 

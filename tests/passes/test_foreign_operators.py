@@ -153,13 +153,9 @@ def test_weights_of_a_few_bits(bits, zeros):
     }
     if zeros:
         weights["z"] = random.integers(0, 256, rows * -(-blocks * bits // 8), dtype="uint8")
-    matches_onnx_runtime(
-        single(
-            *("MatMulNBits", f"x w s {'z' if zeros else ''}", (2, rows), weights),
-            x=(2, columns),
-            **{"N": rows, "K": columns, "bits": bits, "block_size": block},
-        )
-    )
+    operands = f"x w s {'z' if zeros else ''}"
+    sizes = {"N": rows, "K": columns, "bits": bits, "block_size": block}
+    matches_onnx_runtime(single("MatMulNBits", operands, (2, rows), weights, x=(2, columns), **sizes))
 
 
 @pytest.mark.parametrize("bias", [False, True])

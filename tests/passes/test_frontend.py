@@ -88,12 +88,6 @@ def test_axes_counted_from_the_end(nodes):
     matches_onnx_runtime(shaped_model([CONV, *nodes], SHAPES, weights, ["y"]))
 
 
-# ---- what the importer cannot do as it stands ----
-
-
-# ---- what cannot be imported ----
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("read", [False, True])
 def test_places_of_maxima(read):
@@ -170,9 +164,8 @@ def test_more_choices_than_elements():
 def test_a_range_that_depends_on_data_is_refused():
     node = helper.make_node("Range", ["zero", "x", "one"], ["y"], "count")
     whole = onnx.TensorProto.INT64
-    model = onnx_model(
-        [node], {"x": (whole, ())}, {"y": (whole, ("n",))}, {"zero": np.int64(0), "one": np.int64(1)}
-    )
+    constants = {"zero": np.int64(0), "one": np.int64(1)}
+    model = onnx_model([node], {"x": (whole, ())}, {"y": (whole, ("n",))}, constants)
     with pytest.raises(UnsupportedOpError, match=r"Range of node 'count'.* the number of its results"):
         onnx_graph.from_onnx(model)
 

@@ -169,9 +169,8 @@ def test_zero_points_add_what_numpy_says(data, kind, zeros, per_output, seed):
     w = w.astype(kind)
     nodes = [helper.make_node("MatMulInteger", ["x", "w", "z", "wz"], ["y"], "fc")]
     element = helper.np_dtype_to_tensor_dtype(np.dtype(data))
-    model = onnx_model(
-        nodes, {"x": (element, [3, 7])}, {"y": None}, {"w": w, "z": x_zero, "wz": w_zero}, name="product"
-    )
+    constants = {"w": w, "z": x_zero, "wz": w_zero}
+    model = onnx_model(nodes, {"x": (element, [3, 7])}, {"y": None}, constants, name="product")
     (y,) = outputs(onnx_graph.from_onnx(model), [x])
     wide = (x.astype(int) - x_zero.astype(int)) @ (w.astype(int) - w_zero.astype(int))
     assert np.array_equal(y, wide)

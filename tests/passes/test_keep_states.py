@@ -28,17 +28,13 @@ class StepMachine:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.machine = relax.VirtualMachine(phases.build(network.module, PLAIN_CODE), tvm.cpu())
-        self.caches = {
-            state.name: tvm.runtime.tensor(np.full(network.inputs[state.name][0], 9, "float32"))
-            for state in network.states
-        }
+        shapes = {state.name: network.inputs[state.name][0] for state in network.states}
+        self.caches = {n: tvm.runtime.tensor(np.full(dims, 9, "float32")) for n, dims in shapes.items()}
 
     def __call__(self, **values: np.ndarray) -> np.ndarray:
         """The first result; what is no cache comes by name."""
-        operands = [
-            self.caches[name] if name in self.caches else tvm.runtime.tensor(values[name])
-            for name in self.network.inputs
-        ]
+        tensors = {name: tvm.runtime.tensor(array) for name, array in values.items()} | self.caches
+        operands = [tensors[name] for name in self.network.inputs]
         return self.machine["main"](*operands)[0].numpy()
 
 

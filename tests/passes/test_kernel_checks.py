@@ -34,13 +34,9 @@ def faults(func, *, purpose=Purpose.VALUES, **arrays):
     """What running all blocks of a function finds."""
     found: set[Fault] = set()
     by_name = {parameter.name: parameter for parameter in func.params}
-    execution = KernelExecution(
-        func,
-        {by_name[name]: array.reshape(-1) for name, array in arrays.items()},
-        lambda launch, _: np.arange(launch.blocks),
-        lambda fault, *_: found.add(fault),
-        purpose,
-    )
+    operands = {by_name[name]: array.reshape(-1) for name, array in arrays.items()}
+    handlers = (lambda launch, _: np.arange(launch.blocks), lambda fault, *_: found.add(fault))
+    execution = KernelExecution(func, operands, *handlers, purpose)
     execution.run()
     return found
 
@@ -95,17 +91,30 @@ def test_blocks_that_store_rows_of_another_race(rows, expected):
     assert (x == y).all()  # in this order of blocks, values are right either way
 
 
-@pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
-def test_threads_that_read_what_another_wrote_need_a_barrier(barrier, expected):
+@pytest.mark.parametrize(
+    ("barrier", "inside_warps", "expected"),
+    [
+        ("block", False, set()),
+        ("none", False, {Fault.THREADS_RACE}),
+        ("warp", True, set()),
+        ("none", True, {Fault.THREADS_RACE}),
+        ("warp", False, {Fault.THREADS_RACE}),
+    ],
+)
+def test_threads_that_read_what_another_wrote_need_a_barrier_of_both(barrier, inside_warps, expected):
     @T.prim_func(private=True)
     def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
         block = T.launch_thread("blockIdx.x", 1)
         shared = T.alloc_buffer((64,), "float32", scope="shared")
         t = T.launch_thread("threadIdx.x", 64)
         shared[t] = x[t]
-        if barrier:
+        if barrier == "block":
             T.tvm_storage_sync("shared")
-        y[t + block] = shared[63 - t]
+        elif barrier == "warp":
+            T.evaluate(T.call_extern("void", "__syncwarp"))
+        elif inside_warps:
+            T.tvm_storage_sync("warp")  # TVM writes no instruction for it
+        y[t + block] = shared[t // 32 * 32 + 31 - t % 32 if inside_warps else 63 - t]
 
     assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
 
@@ -195,37 +204,6 @@ def test_a_kernel_of_any_extent_is_not_checked():
     func = te.create_prim_func([x, te.compute(x.shape, lambda i: x[i])])
     (check,) = check_kernels([ScheduledKernel(name="copy", plain=func, lowered=func)])
     assert not check.holds and check.verdict == "no meaning for the shape of x, which is no constant"
-
-
-@pytest.mark.parametrize(("barrier", "expected"), [(True, set()), (False, {Fault.THREADS_RACE})])
-def test_a_barrier_of_a_warp_orders_its_threads(barrier, expected):
-    @T.prim_func(private=True)
-    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
-        block = T.launch_thread("blockIdx.x", 1)
-        shared = T.alloc_buffer((64,), "float32", scope="shared")
-        t = T.launch_thread("threadIdx.x", 64)
-        shared[t] = x[t]
-        if barrier:
-            T.evaluate(T.call_extern("void", "__syncwarp"))
-        else:
-            T.tvm_storage_sync("warp")  # TVM writes no instruction for it
-        y[t + block] = shared[t // 32 * 32 + 31 - t % 32]
-
-    assert faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32)) == expected
-
-
-def test_a_barrier_of_a_warp_does_not_order_another_one():
-    @T.prim_func(private=True)
-    def reverse(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
-        block = T.launch_thread("blockIdx.x", 1)
-        shared = T.alloc_buffer((64,), "float32", scope="shared")
-        t = T.launch_thread("threadIdx.x", 64)
-        shared[t] = x[t]
-        T.evaluate(T.call_extern("void", "__syncwarp"))
-        y[t + block] = shared[63 - t]
-
-    found = faults(reverse, x=np.ones(64, np.float32), y=np.zeros(64, np.float32))
-    assert found == {Fault.THREADS_RACE}
 
 
 @pytest.mark.parametrize(

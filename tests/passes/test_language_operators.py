@@ -183,15 +183,8 @@ def heads_of_microsoft(*, past=0, bias=False, added=False, padded=False, tokens=
         "attention_bias": query(1, 2, tokens, keys + past) if added else None,
     }
     inputs = {name if array is not None else "": array for name, array in inputs.items()}
-    names = [
-        "query",
-        "key",
-        "value",
-        *(
-            n if g else ""
-            for n, g in zip(("bias", "key_padding_mask", "attention_bias"), (bias, padded, added))
-        ),
-    ]
+    optional = zip(("bias", "key_padding_mask", "attention_bias"), (bias, padded, added))
+    names = ["query", "key", "value", *(name if is_given else "" for name, is_given in optional)]
     results = {"y": [1, tokens, 8]}
     if past:
         names += ["past_key", "past_value"]

@@ -30,10 +30,8 @@ def close(before, after) -> bool:
 def joint_layers(activations=("relu", "relu"), *, bias=(True, True), join="concat", tail="relu"):
     """Two decomposed layers side by side that meet, and a third that reads them."""
     graph = SkipGraph(3)
-    parts = [
-        graph.layer(graph.x, 8, name, activation=activation, bias=with_bias)
-        for name, activation, with_bias in zip("ab", activations, bias)
-    ]
+    forms = zip("ab", activations, bias)
+    parts = [graph.layer(graph.x, 8, name, activation=applied, bias=term) for name, applied, term in forms]
     met = graph.concat(parts, "met") if join == "concat" else graph.add(*parts, "met")
     met = graph.emit(relax.op.nn.relu(met), "after") if tail == "relu" else met
     return graph.module(graph.emit(relax.op.nn.relu(graph.layer(met, 4, "c")), "result"))

@@ -131,10 +131,8 @@ def pick_candidates(problem: SelectionProblem, numbers: list[int]):
 
 
 def selection_moves(problem: SelectionProblem, choice) -> set[tuple[str, str]]:
-    return {
-        (t.tensor.removeprefix("%"), ">" if t.reader.endswith(">") else t.reader)
-        for t in problem.transforms(choice)
-    }
+    transforms = problem.transforms(choice)
+    return {(t.tensor.removeprefix("%"), ">" if t.reader.endswith(">") else t.reader) for t in transforms}
 
 
 choices = st.lists(st.integers(0, 11), min_size=1, max_size=12)
@@ -162,10 +160,8 @@ def test_values(mod, numbers):
 @given(networks())
 def test_in_one_layout_nothing_but_the_input_is_transformed(layout, mod):
     selection = problem(mod)
-    choice = {
-        name: next(c for c in candidates if c.input.layout == layout)
-        for name, candidates in selection.table.candidates.items()
-    }
+    options = selection.table.candidates.items()
+    choice = {name: next(c for c in candidates if c.input.layout == layout) for name, candidates in options}
     after = compile_choice(mod, choice)
     assert {tensor for tensor, _ in layout_moves(after, mod)} <= {"p0"}
     assert list(kernel_parts(after, system()).values()).count("transform") <= (layout != "HWC")

@@ -172,10 +172,8 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(after, LiftedWorkspaceExpected, map_free_vars=True)
     tvm.ir.assert_structural_equal(lift_workspaces(after), after)
     x = tvm.runtime.tensor(np.random.default_rng(3).standard_normal(300, np.float32))
-    results = [
-        relax.VirtualMachine(tvm.compile(m, CPU), tvm.cpu())["main"](x)
-        for m in (LiftedWorkspaceBefore, after)
-    ]
+    modules = (LiftedWorkspaceBefore, after)
+    results = [relax.VirtualMachine(tvm.compile(m, CPU), tvm.cpu())["main"](x) for m in modules]
     assert results[0].numpy().tobytes() == results[1].numpy().tobytes()
 
 

@@ -55,6 +55,5 @@ def test_bodies(operator):
         results = ReferenceEvaluator(model).run(None, operands)
         for result, value in zip(results, expected, strict=True):
             assert result.shape == np.shape(value), test.name
-            np.testing.assert_allclose(
-                np.asarray(result, "float64"), np.asarray(value, "float64"), atol=1e-4, err_msg=test.name
-            )
+            pair = (np.asarray(item, "float64") for item in (result, value))
+            np.testing.assert_allclose(*pair, atol=1e-4, err_msg=test.name)

@@ -11,10 +11,8 @@ from pimflow.frontend.optimiser import OptimiserProcess, optimise
 
 
 def shape_model(name: str) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"], "shape"),
-        helper.make_node("Reshape", ["x", "s"], ["y"], "reshape"),
-    ]
+    shape = helper.make_node("Shape", ["x"], ["s"], "shape")
+    nodes = [shape, helper.make_node("Reshape", ["x", "s"], ["y"], "reshape")]
     return onnx_model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, {}, name=name)
 
 

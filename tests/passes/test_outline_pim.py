@@ -29,14 +29,9 @@ BIAS = np.arange(4, dtype=np.float32)
 
 
 def program(geometry: ConvGeometry, gpu_rows: int = 0) -> PimProgram:
-    return lower(
-        ProgramRequest(
-            "conv", geometry, schedules(geometry, NEWTON, "fp32")[0], pixel_begin=gpu_rows * geometry.ow
-        ),
-        NEWTON,
-        dtype="fp32",
-        channels=2,
-    )
+    order = schedules(geometry, NEWTON, "fp32")[0]
+    request = ProgramRequest("conv", geometry, order, pixel_begin=gpu_rows * geometry.ow)
+    return lower(request, NEWTON, dtype="fp32", channels=2)
 
 
 FC = program(ConvGeometry(n=2, h=1, w=1, c=8, oc=4))

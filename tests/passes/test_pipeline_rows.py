@@ -60,9 +60,8 @@ def PipelinedRowsExpected(x: R.Tensor((1, 4, 4, 8), "float32")):
 def test_rewrite():
     after = PipelineRows([RUN])(PipelinedRowsBefore)
     tvm.ir.assert_structural_equal(after, PipelinedRowsExpected)
-    assert {"wide__stage0", "wide__stage1", "deep__stage0", "deep__stage1", "y"} <= {
-        binding.var.name for binding in main_bindings(after)
-    }
+    names = {binding.var.name for binding in main_bindings(after)}
+    assert {"wide__stage0", "wide__stage1", "deep__stage0", "deep__stage1", "y"} <= names
     assert same_bits(PipelinedRowsBefore, after)
     tvm.ir.assert_structural_equal(PipelineRows([RUN])(after), after)
 
@@ -125,9 +124,8 @@ class ChainConvolution:
             y = builder.emit(relax.op.multiply(y, relax.const(RNG.standard_normal(shape(y), np.float32))))
         if "residual" in self.follows:
             rows = 1 if "broadcast" in self.follows else shape(y)[1]
-            residuals.append(
-                relax.Var(f"{name}_residual", relax.TensorType((1, rows, *shape(y)[2:]), "float32"))
-            )
+            dims = (1, rows, *shape(y)[2:])
+            residuals.append(relax.Var(f"{name}_residual", relax.TensorType(dims, "float32")))
             y = builder.emit(relax.op.add(residuals[-1], y))
         return builder.emit(relax.op.nn.relu(y)) if "relu" in self.follows else y
 
@@ -198,11 +196,8 @@ def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
     for binding in main_bindings(after):
         if operator(binding.value) == "nn.conv2d":
             rows[binding.var.name.split("__")[0]] += shape(binding.var)[1]
-    original_rows = {name: 0 for name in run.regions} | {
-        binding.var.name: shape(binding.var)[1]
-        for binding in main_bindings(before)
-        if operator(binding.value) == "nn.conv2d"
-    }
+    convs = [b.var for b in main_bindings(before) if operator(b.value) == "nn.conv2d"]
+    original_rows = dict.fromkeys(run.regions, 0) | {var.name: shape(var)[1] for var in convs}
     assert all(rows[name] <= original_rows[name] for name in rows)
     assert rows[run.regions[-1]] == original_rows[run.regions[-1]]
 

@@ -89,17 +89,12 @@ WINDOWS = {  # by window, the rows and columns of the window of planes; None if 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_in_space_that_are_flat_or_deep_are_of_planes(window):
     padding = [size // 2 for size in window]
-    before = module(
-        lambda emit, x: relax.op.nn.relu(
-            emit(
-                relax.op.add(
-                    emit(relax.op.nn.conv3d(x, random_constant(6, 4, *window), padding=padding)),
-                    random_constant(6, 1, 1, 1),
-                )
-            )
-        ),
-        dims=SPACE,
-    )
+
+    def layer(emit, x):
+        y = emit(relax.op.nn.conv3d(x, random_constant(6, 4, *window), padding=padding))
+        return relax.op.nn.relu(emit(relax.op.add(y, random_constant(6, 1, 1, 1))))
+
+    before = module(layer, dims=SPACE)
     after = PlaneConvolutions()(before)
     if WINDOWS[window] is None:
         ir.assert_structural_equal(after, before)

@@ -211,11 +211,8 @@ def test_a_region_is_the_kernels_that_are_built(decoder):
 
 def test_the_first_product_reads_each_key_once():
     """Query heads that share keys are rows of one product: on the GPU too, the cache is read once."""
-    (region,) = (
-        candidate
-        for candidate in extract_regions(frontend.load(DecoderModel(kv_heads=1).model()).module).regions
-        if candidate.attention
-    )
+    regions = extract_regions(frontend.load(DecoderModel(kv_heads=1).model()).module).regions
+    (region,) = (candidate for candidate in regions if candidate.attention)
     first, _, last = gpu_kernels(region, "fp16")
     read = sum(kernel.groups * kernel.n * kernel.k for kernel in (first, last))
     assert read == region.attention.cache_elements
@@ -280,11 +277,8 @@ def test_the_operators_compute_what_the_description_says(attention, seed):
     given = {"mask": rng.normal(size=(1, 1, *attention.score_shape[2:])).astype(np.float32)}
     given["sinks"] = rng.normal(size=(1, attention.heads, 1, 1)).astype(np.float32)
     given["position"] = rng.integers(0, attention.keys - attention.queries + 1, attention.batch)
-    given = {
-        name: array
-        for name, array in given.items()
-        if getattr(attention, {"mask": "masked", "position": "positioned"}.get(name, name))
-    }
+    fields = {"mask": "masked", "position": "positioned"}
+    given = {name: x for name, x in given.items() if getattr(attention, fields.get(name, name))}
     function = attention_function(attention, given["mask"].shape if attention.masked else ())
     mod = tvm.IRModule({"main": function.without_attr(ATTENTION).with_attr("global_symbol", "main")})
     (got,) = run(mod, q, k, v, *given.values())

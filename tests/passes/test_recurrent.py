@@ -111,10 +111,8 @@ def test_a_layer_behind_an_8_bit_layer(reshaped):
     """Its sizes are known once the first is unrolled, also if they are computed from the first's shape."""
     random = np.random.default_rng(1)
     shared = {name: np.float32([0.01]) for name in ("ws", "rs")} | {z: np.int8([0]) for z in ("wz", "rz")}
-    weights = {
-        name: random.integers(-99, 99, (1, rows, 4 * HIDDEN), dtype="int8")
-        for name, rows in (("w0", WIDTH), ("r0", HIDDEN), ("w1", HIDDEN), ("r1", HIDDEN))
-    }
+    sizes = {"w0": WIDTH, "r0": HIDDEN, "w1": HIDDEN, "r1": HIDDEN}
+    weights = {n: random.integers(-99, 99, (1, d, 4 * HIDDEN), dtype="int8") for n, d in sizes.items()}
     nodes = []
     for index, (x, y) in enumerate((("x", "a"), ("b", "c"))):
         operands = [x, f"w{index}", f"r{index}", *[""] * 5, "ws", "wz", "rs", "rz"]

@@ -51,9 +51,8 @@ def keeps_bits(mod: tvm.IRModule) -> tvm.IRModule:
 
 @st.composite
 def convolutions(draw) -> tvm.IRModule:
-    groups, inner, outer = draw(
-        st.sampled_from([(1, 3, 10), (1, 16, 24), (4, 8, 6), (3, 1, 1), (16, 1, 1), (8, 1, 2), (1, 8, 1)])
-    )
+    forms = [(1, 3, 10), (1, 16, 24), (4, 8, 6), (3, 1, 1), (16, 1, 1), (8, 1, 2), (1, 8, 1)]
+    groups, inner, outer = draw(st.sampled_from(forms))
     n, h, w, k = draw(st.tuples(*(st.integers(1, limit) for limit in (2, 17, 17, 3))))
     attrs = {"strides": draw(st.integers(1, 2)), "padding": draw(st.integers(0, 2)), "groups": groups}
     epilogue = draw(st.sampled_from(["", "bias", "residual", "layout", "flat", "exp"]))

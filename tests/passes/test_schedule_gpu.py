@@ -154,9 +154,8 @@ def products(draw) -> tirx.PrimFunc:
         def network(emit, a, b):
             return emit(op.nn.relu(emit(op.matmul(a, emit(op.permute_dims(b, [0, 2, 1])) if turned else b))))
 
-        return only_kernel(
-            network, (batch, m + 1, k + 1), (batch, n + 1, k + 1) if turned else (batch, k + 1, n + 1)
-        )
+        second_dims = (batch, n + 1, k + 1) if turned else (batch, k + 1, n + 1)
+        return only_kernel(network, (batch, m + 1, k + 1), second_dims)
     groups, inner, outer = draw(st.sampled_from([(1, 3, 8), (1, 8, 24), (2, 4, 4), (3, 8, 5), (1, 16, 33)]))
     k, stride, pad = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 1))
     h, w = draw(st.integers(3, 12)), draw(st.integers(3, 12))

@@ -113,16 +113,9 @@ def convolution(
     filter_dims = {"O": out_channels, "I": 2, "H": kernel[0], "W": kernel[1]}
     weights = np.random.default_rng(1).standard_normal([filter_dims[a] for a in filter_layout], np.float32)
     x = relax.Var("x", relax.TensorType([dims[a] for a in layout], "float32"))
-    conv = relax.op.nn.conv2d(
-        x,
-        relax.const(weights),
-        strides=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_layout=layout,
-        kernel_layout=filter_layout,
-    )
+    window = {"strides": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    layouts = {"data_layout": layout, "kernel_layout": filter_layout}
+    conv = relax.op.nn.conv2d(x, relax.const(weights), **window, **layouts)
     return main_module([x], lambda builder: relax.op.negative(builder.emit(conv, name_hint="conv")))
 
 

@@ -293,9 +293,8 @@ def run_by_threads(built, tiles, folder, *dims):
     names = [p.name for p in kernel.params if p.name.startswith("weights")]
     arrays |= dict(zip(names, constants, strict=True))
     name = next(gv.name_hint for gv, f in outlined.functions_items() if "tiled" in gv.name_hint)
-    multiplied = run_blocks(
-        source, f"{name}_kernel", arrays, GroupTiling.parse(tiles).blocks, folder, BLOCK_SHARED_BYTES // 2
-    )
+    blocks = GroupTiling.parse(tiles).blocks
+    multiplied = run_blocks(source, f"{name}_kernel", arrays, blocks, folder, BLOCK_SHARED_BYTES // 2)
     alone = tvm.IRModule({"main": function.without_attr("Primitive").with_attr("global_symbol", "main")})
     (expected,) = run(alone, x.astype(np.float32))
     return y, expected, multiplied
@@ -325,9 +324,8 @@ def test_blocks_keep_the_rows_that_their_next_tile_reads(tmp_path):
     kernels_by_tiles = {t: tilings.kernel(covers, GroupTiling.parse(t)) for t in (tiles, "tiles 1x8x1")}
     assert kernels_by_tiles[tiles].blocks == 2 and kernels_by_tiles["tiles 1x8x1"].blocks == 8
     assert kernels_by_tiles[tiles].macs < kernels_by_tiles["tiles 1x8x1"].macs
-    result, expected, multiplied = run_by_threads(
-        build_for_gpu(network, covers, tiles, *dims), tiles, tmp_path, *dims
-    )
+    executable = build_for_gpu(network, covers, tiles, *dims)
+    result, expected, multiplied = run_by_threads(executable, tiles, tmp_path, *dims)
     assert multiplied == kernels_by_tiles[tiles].fragments > 0
     assert np.abs(result - expected).max() <= 4e-3 * np.abs(expected).max()
 

@@ -48,14 +48,9 @@ class RpcProcess:
 def server(key: str, *, tracked: bool = False) -> Iterator[RpcProcess]:
     """A server, or a tracker with a server that reports to it; both may start where ports are free."""
     arguments = [key, str(20000 + os.getpid() % 10000), "tracked" if tracked else ""]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", CODE, *arguments]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **streams, text=True, start_new_session=True)
     rpc_process = RpcProcess(0, process)
     try:
         rpc_process.port = int(process.stdout.readline())

@@ -65,9 +65,8 @@ def test_transforms_move_every_element(shape, seed):
         for target in layouts_of(shape):
             function = measuring.transform_kernel((shape, source, target)).with_attr("global_symbol", "main")
             y = tvm.runtime.tensor(np.zeros(tensor_shape(target, n, c, h, w), np.float32))
-            tvm.compile(tvm.IRModule({"main": function}), "llvm")["main"](
-                tvm.runtime.tensor(to_layout(source, x)), y
-            )
+            executable = tvm.compile(tvm.IRModule({"main": function}), "llvm")
+            executable["main"](tvm.runtime.tensor(to_layout(source, x)), y)
             assert np.array_equal(y.numpy(), to_layout(target, x))
 
 
@@ -161,12 +160,8 @@ def test_files_say_all(tmp_path_factory, profile):
 
 
 def broken(**changes):
-    plain = Profile(
-        device=HERE,
-        code="c",
-        times_ns={("direct-hwc-loops", LAYER): 5.0},
-        moves_ns={((1, 2, 2, 3), "HWC", "CHW"): 2.0},
-    ).to_plain()
+    times_ns, moves_ns = {("direct-hwc-loops", LAYER): 5.0}, {((1, 2, 2, 3), "HWC", "CHW"): 2.0}
+    plain = Profile(device=HERE, code="c", times_ns=times_ns, moves_ns=moves_ns).to_plain()
     return json.dumps(plain | changes)
 
 

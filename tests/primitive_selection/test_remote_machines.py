@@ -71,9 +71,8 @@ def test_times_are_kept_under_the_name_of_the_machine(board, tmp_path, monkeypat
 @pytest.mark.long
 def test_the_command_measures_there_and_refuses_the_profile_here(board, tmp_path, capsys):
     path, cache = tmp_path / "board.json", ("--cache", tmp_path / "cache.sqlite")
-    code, out, err = command(
-        capsys, "--device", board, "--measure", 1, "-o", path, *cache, "--json", "--quiet"
-    )
+    argv = ("--device", board, "--measure", 1, "-o", path, *cache, "--json", "--quiet")
+    code, out, err = command(capsys, *argv)
     assert (code, err) == (0, "")
     row, profile = json.loads(out), Profile.read(path)
     assert row["device"] == profile.device.name and "remote board" in row["device"]
@@ -165,10 +164,8 @@ def test_a_tracker_gives_a_machine_by_its_name(tracked, capsys):
     code, out, err = command(capsys, "--device", f"{address}/pie")
     assert (code, out) == (2, "") and "unknown machine of the tracker" in err and "did you mean pi?" in err
     code, out, err = command(capsys, "--device", address)
-    assert (code, out) == (
-        2,
-        "",
-    ) and f"{address} is a tracker: name one of its machines, such as {address}/pi" in err
+    assert (code, out) == (2, "")
+    assert f"{address} is a tracker: name one of its machines, such as {address}/pi" in err
     there = Remote(Address.parse(f"{address}/pi"))
     assert there.device.model == "remote pi"
     with pytest.raises(ProfilerError, match=f"{address}/pi: all machines of that name are in use"):

@@ -55,9 +55,8 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
     code, out, err = command(capsys, "toy", "--profile", path, "--json", "--pareto", "3", "--cache", "none")
     row = json.loads(out)
     assert code == 0 and row.keys() >= KEYS and err == ""
-    assert row["status"] == "optimal" and row["time_ns"] == pytest.approx(
-        selection.selected.sums.time_ns, rel=0.02
-    )
+    assert row["status"] == "optimal"
+    assert row["time_ns"] == pytest.approx(selection.selected.sums.time_ns, rel=0.02)
     assert {item["layer"] for item in row["choices"]} == set(Layers(selection.problem.graph).primitive_layers)
     zeros = dict.fromkeys(("predicted", "failed", "layouts_untimed"), 0)
     assert row["measured"] == {"primitives": 12, "of": row["measured"]["of"], **zeros}
@@ -265,9 +264,8 @@ def unit_profile(layers: Layers, **pools_ns: float) -> Profile:
 
 def test_a_pool_costs_what_its_layout_adds():
     layers = Layers(pooling_graph(32))
-    problem = SelectionProblem(
-        graph=layers.graph, table=layers.table(unit_profile(layers, HWC=50.0, CHW=70.0, CHWc16=45.0))
-    )
+    profile = unit_profile(layers, HWC=50.0, CHW=70.0, CHWc16=45.0)
+    problem = SelectionProblem(graph=layers.graph, table=layers.table(profile))
     costs = {c.input.layout: problem.time_ns(c) for c in problem.table.candidates["pool"]}
     assert costs == {"HWC": 5.0, "CHW": 25.0, "CHWc16": 0.0}
     selected = minimise(problem)

@@ -1,6 +1,7 @@
 """Are primitives chosen for a GPU by what the model says of their launches?"""
 
 import json
+import math
 import re
 
 import pytest
@@ -42,18 +43,11 @@ def test_launches_move_what_the_formulas_say(name):
         moved = sum(k.input_bytes + k.weight_bytes + k.output_bytes for k in kernels)
         stored = 4 * layer.pixels * layer.oc + chosen.filter_bytes(layer)
         read = 4 * layer.n * layer.h * layer.w * layer.c
-        workspaces = sum(4 * _size(shape) for shape in chosen.stages(layer).values())
+        workspaces = sum(4 * math.prod(shape) for shape in chosen.stages(layer).values())
         skipped = chosen.implicit and max(layer.stride) > max(layer.kh, layer.kw)
         assert skipped or moved == read + stored + 2 * workspaces, layer
         macs = sum(kernel.macs for kernel in kernels)
         assert macs >= layer.macs or chosen.family == "winograd"
-
-
-def _size(shape):
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 def test_the_operator_is_what_the_search_charges():
@@ -128,9 +122,8 @@ def test_compile_builds_them_for_the_gpu(without_a_card, tmp_path, capsys):
     assert named and named == {row["region"]: row["primitive"] for row in rows if "primitive" in row}
     assert main(["compile", "toy", *options, "--explain", next(iter(named)), "--quiet"]) == 0
     assert f"* GPU {next(iter(named.values()))}" in capsys.readouterr().out
-    assert "is computed by primitive" in error_line(
-        capsys, 2, "trace", folder, "--format", "accel-sim", "-o", tmp_path / "traces"
-    )
+    argv = ("trace", folder, "--format", "accel-sim", "-o", tmp_path / "traces")
+    assert "is computed by primitive" in error_line(capsys, 2, *argv)
 
 
 @pytest.mark.long

@@ -68,9 +68,8 @@ def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, option
         arrays = inputs + [np.full(shape, np.nan, np.float32) for shape in shapes[2:]]
         library[name](*[ctypes.c_void_p(a.ctypes.data) for a in arrays])
         y = tvm.runtime.tensor(np.zeros(output_shape(primitive, layer), np.float32))
-        function = ScheduleCpu()(
-            tvm.IRModule({"main": kernel(primitive, layer).with_attr("global_symbol", "main")})
-        )
+        plain = kernel(primitive, layer).with_attr("global_symbol", "main")
+        function = ScheduleCpu()(tvm.IRModule({"main": plain}))
         tvm.compile(function, target=LLVM)["main"](*map(tvm.runtime.tensor, inputs), y)
         bound = 1e-5 if primitive.family in ("winograd", "fft") else BOUND
         assert np.abs(arrays[2] - y.numpy()).max() <= bound * np.abs(y.numpy()).max(), (name, layer)
@@ -151,9 +150,8 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
         err = error_line(capsys, code, "run", folder, *options, "--quiet")
         return err
 
-    assert "those of llvm+pim are TVM_NUM_THREADS" in run_error(
-        "--target", "llvm+pim", "--threads", "1", code=2
-    )
+    line = run_error("--target", "llvm+pim", "--threads", "1", code=2)
+    assert "those of llvm+pim are TVM_NUM_THREADS" in line
     assert "999 threads: the C library runs on at most" in run_error("--threads", "999", code=2)
     assert "--repeat -1: give a number" in run_error("--repeat", "-1", code=2)
     with monkeypatch.context() as patch:
@@ -284,9 +282,8 @@ def test_a_name_is_no_code():
         onnx.helper.make_node("Sigmoid", ["y*/"], ["z"], name="9\n#error"),
     ]
     x, z = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in "xz")
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, graph, [x], [z]), opset_imports=[onnx.helper.make_opsetid("", 17)]
-    )
+    opset = onnx.helper.make_opsetid("", 17)
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, graph, [x], [z]), opset_imports=[opset])
     module = pimflow.frontend.load(model).module
     plain = c_source.source(module, system("pimflow"), "plain")
     for name in (graph, *NAMES):

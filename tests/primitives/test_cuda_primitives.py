@@ -31,9 +31,8 @@ LAUNCHES = {"im2row": 2, "winograd": 3}  # others: one
 
 def schedule(chosen, layer) -> tirx.PrimFunc:
     with CUDA:
-        return ScheduleGpu()(
-            tvm.IRModule({"main": kernel(chosen, layer).with_attr("global_symbol", "main")})
-        )["main"]
+        plain = kernel(chosen, layer).with_attr("global_symbol", "main")
+        return ScheduleGpu()(tvm.IRModule({"main": plain}))["main"]
 
 
 def serialise_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:

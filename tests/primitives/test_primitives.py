@@ -53,9 +53,8 @@ def test_memory_is_what_the_formulas_say(name):
         shapes = [tuple(int(d) for d in p.shape) for p in function.params]
         assert shapes == [input_shape(chosen, layer), chosen.filter_shape(layer), output_shape(chosen, layer)]
         assert sorted(workspace_shapes(function)) == sorted(chosen.workspaces(layer).values()), layer
-        assert chosen.workspace_bytes(layer) == 4 * sum(
-            int(np.prod(s)) for s in chosen.workspaces(layer).values()
-        )
+        workspaces = chosen.workspaces(layer).values()
+        assert chosen.workspace_bytes(layer) == 4 * sum(int(np.prod(s)) for s in workspaces)
 
 
 def workspace_shapes(function: tirx.PrimFunc) -> list[tuple[int, ...]]:

@@ -95,11 +95,8 @@ def test_more_points_than_asked_for_stop_it_at_once(capsys, monkeypatch):
     with pytest.raises(UsageError, match=r"^6 points"):
         sweep(["toy"], ["pim_channels=4,8,16", "global_buffers=1,2"], points=5)
     options = [part for text in many for part in ("--set", text)]
-    assert (
-        error_line(capsys, 2, "sweep toy", *options, "--cache", "none")
-        .splitlines()[-1]
-        .startswith("pimflow: error: 99980001 points")
-    )
+    line = error_line(capsys, 2, "sweep toy", *options, "--cache", "none").splitlines()[-1]
+    assert line.startswith("pimflow: error: 99980001 points")
     assert main(["sweep", "toy", "--set", "pim_channels=4", "--points", "0", "--cache", "none"]) == 2
 
 

@@ -32,15 +32,9 @@ def directory(swept, tmp_path_factory):
 def with_speedups(row, function):
     """Rows of a grid whose speed-ups are a function of two settings."""
     figures = next(r.figures for r in row if r.figures)
-    return [
-        SweepRow(
-            model="net",
-            settings={"a": a, "b": b},
-            figures=dataclasses.replace(figures, speedup=function(a, b)),
-            error="",
-        )
-        for a, b in itertools.product((1.0, 2.0), (1.0, 2.0, 3.0))
-    ]
+    settings = [{"a": a, "b": b} for a, b in itertools.product((1.0, 2.0), (1.0, 2.0, 3.0))]
+    results = [dataclasses.replace(figures, speedup=function(*item.values())) for item in settings]
+    return [SweepRow(model="net", settings=s, figures=f, error="") for s, f in zip(settings, results)]
 
 
 @pytest.mark.long
@@ -101,9 +95,8 @@ def test_best_is_the_best_within_the_conditions(swept, directory, capsys):
 
 
 def test_a_condition_is_a_column_a_comparison_and_a_value():
-    assert ColumnBound.parse(" pim.timing.nRCDR <= 10 ") == ColumnBound(
-        column="pim.timing.nRCDR", comparison="<=", value="10"
-    )
+    bound = ColumnBound.parse(" pim.timing.nRCDR <= 10 ")
+    assert bound == ColumnBound(column="pim.timing.nRCDR", comparison="<=", value="10")
     with pytest.raises(UsageError):
         ColumnBound.parse("<3")
 

@@ -73,9 +73,8 @@ def test_the_timeline_zooms_and_searches(opened):
     browser.find_element("css selector", "button[data-zoom='0.5']").click()
     wait_for_redraw(browser)
     begin, end = domain(browser)
-    assert full_domain[0] <= begin < end <= full_domain[1] and end - begin == pytest.approx(
-        (full_domain[1] - full_domain[0]) / 2
-    )
+    half = (full_domain[1] - full_domain[0]) / 2
+    assert full_domain[0] <= begin < end <= full_domain[1] and end - begin == pytest.approx(half)
     browser.find_element("css selector", "button[data-zoom='0']").click()
     wait_for_redraw(browser)
     assert domain(browser) == full_domain
@@ -96,9 +95,8 @@ def test_the_button_changes_the_scheme(opened):
     wait_for(
         browser, lambda: browser.execute_script("return document.documentElement.dataset.drawn") == "dark"
     )
-    assert (
-        browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
-    )
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert colour == "rgb(15, 19, 24)"
 
 
 def test_plans_side_by_side_are_drawn(opened, directory, tmp_path):
@@ -106,9 +104,8 @@ def test_plans_side_by_side_are_drawn(opened, directory, tmp_path):
     for size in (WIDE, NARROW):
         browser = opened(out, size)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= size[0]
-        assert set(browser.execute_script("return Object.keys(pimflow.views)")) == {
-            *("timeline", "conventions", "energy")
-        }
+        views = browser.execute_script("return Object.keys(pimflow.views)")
+        assert set(views) == {"timeline", "conventions", "energy"}
 
 
 def test_a_picture_is_interactive(opened, directory, tmp_path):

@@ -169,9 +169,8 @@ def test_the_report_has_what_the_search_knows(toy, report):
 
 def test_programs_are_as_simulated(toy, report):
     programs = [program for region in report["regions"] for program in region["programs"]]
-    assert {program["file"] for program in programs} == {
-        str(path.relative_to(toy[0])) for path in (toy[0] / "programs").iterdir()
-    }
+    files = {str(path.relative_to(toy[0])) for path in (toy[0] / "programs").iterdir()}
+    assert {program["file"] for program in programs} == files
     for program in programs:
         simulation = pimflow.simulate(toy[0] / program["file"])
         assert (program["cycles"], program["commands"]) == (simulation.cycles, simulation.commands)
@@ -289,9 +288,8 @@ def test_a_report_shows_files_of_its_own_directory_only(toy, tmp_path, capsys):
     (tmp_path / "toy" / "report.json").write_text(text)
     (tmp_path / "toy" / program).unlink()
     (tmp_path / "toy" / program).symlink_to(tmp_path / "secret")
-    assert f"{program} is missing or was changed" in error_line(
-        capsys, 3, "report", tmp_path / "toy", "-o", tmp_path / "page.html"
-    )
+    line = error_line(capsys, 3, "report", tmp_path / "toy", "-o", tmp_path / "page.html")
+    assert f"{program} is missing or was changed" in line
     assert not (tmp_path / "page.html").exists()
 
 
@@ -300,10 +298,8 @@ def test_a_directory_whose_name_is_no_utf8(toy, tmp_path, capsys, monkeypatch):
     shutil.copytree(toy[0], folder)
     monkeypatch.chdir(folder)
     for argv in (["compare", str(toy[0]), "."], ["report", "."]):
-        assert (
-            error_line(capsys, 3, *argv, "-o", tmp_path / "page.html")
-            == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
-        )
+        line = error_line(capsys, 3, *argv, "-o", tmp_path / "page.html")
+        assert line == "pimflow: error: .: 'b\\udcff' is not UTF-8; rename it\n"
 
 
 @pytest.mark.long
@@ -339,9 +335,8 @@ def test_a_plan_on_the_gpu_alone_has_a_page(tmp_path):
     compiled = pimflow.compile("toy", tmp_path / "toy", modes=("gpu",))
     page = (tmp_path / "toy" / "report.html").read_bytes()
     assert "utilisation" not in data(page, "charts")
-    assert {term.latency_ns for term in compiled.report.conventions.accounting_terms} == {
-        compiled.report.plan.latency_ns
-    }
+    latencies = {term.latency_ns for term in compiled.report.conventions.accounting_terms}
+    assert latencies == {compiled.report.plan.latency_ns}
 
 
 def test_the_waterfall_starts_and_ends_with_whole_latencies():

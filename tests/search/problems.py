@@ -25,8 +25,16 @@ from pimflow.core.tensor_placement import (
     Layout,
     TensorPlacement,
 )
+from pimflow.hardware import system
 from pimflow.placement.solvers.label_search import ERROR, LATENCY, Criterion
 
+# Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
+BASE = system()
+QUIET = replace(
+    BASE,
+    gpu=replace(BASE.gpu, energy=BASE.gpu.energy | {"static_w": 0.001}),
+    pim=replace(BASE.pim, energy=BASE.pim.energy | {"background_mw_per_channel": 0.0}),
+)
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
 criteria = st.sampled_from(
@@ -77,14 +85,8 @@ def graphs(draw, max_regions: int = 6, chain: bool = False) -> RegionGraph:
 
 
 def task(draw, resource: str, after: tuple[int, ...] = (), launch_ns: float = 0.0) -> Task:
-    return Task(
-        label=resource,
-        resource=resource,
-        launch_ns=launch_ns,
-        execution_ns=draw(durations),
-        after=after,
-        energies_pj={f"{resource}_work": draw(durations)},
-    )
+    charges = {"execution_ns": draw(durations), "energies_pj": {f"{resource}_work": draw(durations)}}
+    return Task(label=resource, resource=resource, launch_ns=launch_ns, after=after, **charges)
 
 
 REWRITES = {"GPU": OPERATOR_KERNELS, "PIM": PimRewrite(), "SPLIT": SplitRewrite(gpu_share=0.5)}
@@ -252,12 +254,9 @@ def shared_channel_problems(draw, spread: bool = True, copied: bool = False, **p
         else EdgeCost(possible=False)
         for tensor in candidates
     }
-    return graph, replace(
-        table,
-        candidates=candidates,
-        transforms={**slower, **back} if spread else {},
-        switch=EdgeCost(task=replace(task(draw, "pim"), readies_channels=True)),
-    )
+    transforms = {**slower, **back} if spread else {}
+    switch = EdgeCost(task=replace(task(draw, "pim"), readies_channels=True))
+    return graph, replace(table, candidates=candidates, transforms=transforms, switch=switch)
 
 
 @st.composite

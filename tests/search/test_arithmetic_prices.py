@@ -31,12 +31,8 @@ RANDOM = np.random.default_rng(0)
 
 def network(nodes, inputs, weights, output="y") -> onnx.ModelProto:
     """Nodes over `inputs`, by name their shapes, with `weights` of these shapes."""
-    return onnx_model(
-        nodes,
-        inputs,
-        {output: None},
-        {name: RANDOM.standard_normal(dims).astype(np.float32) for name, dims in weights.items()},
-    )
+    stored = {name: RANDOM.standard_normal(dims).astype(np.float32) for name, dims in weights.items()}
+    return onnx_model(nodes, inputs, {output: None}, stored)
 
 
 def layer(kind: str, x: tuple[int, ...], w: tuple[int, ...], **attributes) -> onnx.ModelProto:
@@ -115,10 +111,8 @@ def test_a_transposed_convolution_over_one_two_and_three_axes(taps, stride):
     assert deep.macs == 512 * 64 * 64 * taps
     for name in GPUS:
         gpu = GpuSpec.load(name)
-        costs = [
-            kernel_cost(gpu_kernel(region, DTYPE), gpu, dtype=DTYPE).execution_ns
-            for region in (flat, square, deep)
-        ]
+        kernels = [gpu_kernel(region, DTYPE) for region in (flat, square, deep)]
+        costs = [kernel_cost(kernel, gpu, dtype=DTYPE).execution_ns for kernel in kernels]
         assert max(costs) <= 1.1 * min(costs), (name, costs)
 
 
@@ -209,10 +203,8 @@ def reduction(kind: str, axes: list[int]) -> onnx.ModelProto:
 
 def deformable_convolution() -> onnx.ModelProto:
     """A deformable convolution as it is spelled out: pixels at computed places, and a product."""
-    nodes = [
-        helper.make_node("GridSample", ["x", "grid"], ["s"], "sample"),
-        helper.make_node("Conv", ["s", "w"], ["y"], "layer", pads=[1, 1, 1, 1]),
-    ]
+    sample = helper.make_node("GridSample", ["x", "grid"], ["s"], "sample")
+    nodes = [sample, helper.make_node("Conv", ["s", "w"], ["y"], "layer", pads=[1, 1, 1, 1])]
     return network(nodes, {"x": (1, 32, 28, 28), "grid": (1, 28, 28, 2)}, {"w": (64, 32, 3, 3)})
 
 
@@ -302,6 +294,5 @@ def test_no_candidate_is_above_the_peak(name):
         macs = task.energies_pj["gpu_arithmetic"] / gpu.energy[f"fma_{DTYPE}_pj"]
         max_macs = gpu.sms * gpu.fma_per_sm_cycle[DTYPE] * gpu.clock_mhz / 1e3 * task.execution_ns
         assert macs <= ROUNDING * max_macs, task
-        assert (
-            task.moved_bytes <= ROUNDING * gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
-        )
+        most_bytes = gpu.memory_channels * gpu.channel_bytes_per_ns * task.execution_ns
+        assert task.moved_bytes <= ROUNDING * most_bytes

@@ -44,9 +44,8 @@ RUN = ("present.0.key", "present.0.value")
 def decoder(context=512, places=None, **options):
     """The regions of a decoder whose caches stay where they are."""
     tokens = options.get("tokens", 1)
-    model = DecoderModel(
-        **{"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens} | options
-    ).model()
+    sizes = {"heads": 8, "kv_heads": 8, "head_size": 64, "past": context - tokens}
+    model = DecoderModel(**sizes | options).model()
     return extract_regions(frontend.load(model, context=context, places=places).module, "decoder")
 
 
@@ -138,10 +137,8 @@ def test_a_time_shared_system(graph):
 def test_nothing_is_better_than_the_front(graph):
     generator = CandidateGenerator(graph, SYSTEM)
     front = attention_candidates(generator)
-    figures = [
-        (Cost.from_candidate(c).latency_ns, Cost.from_candidate(c).energy_pj, c.footprint.bank_rows)
-        for c in front
-    ]
+    costs = [Cost.from_candidate(c) for c in front]
+    figures = [(cost.latency_ns, cost.energy_pj, c.footprint.bank_rows) for cost, c in zip(costs, front)]
     for first, second in itertools.permutations(figures, 2):
         assert any(a > b for a, b in zip(first, second))
     assert len({c.name for c in front}) == len(front)
@@ -208,10 +205,8 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     assert kernels[0] == kernels[1] != kernels[2]
     times = [search(g, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for g in (short, shorter)]
     assert times[0] == times[1]
-    full, part = (
-        {candidate.name: candidate for candidate in attention_candidates(CandidateGenerator(item, SYSTEM))}
-        for item in (graph, short)
-    )
+    generators = (CandidateGenerator(item, SYSTEM) for item in (graph, short))
+    full, part = ({c.name: c for c in attention_candidates(generator)} for generator in generators)
     assert full.keys() & part.keys()
     for name in full.keys() & part.keys():
         assert part[name].footprint.bank_rows == full[name].footprint.bank_rows
@@ -219,10 +214,8 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     plan = search(graph, SYSTEM).plan
     applied = plan_application.apply(short, SYSTEM, replace(plan, model=short.digest))
     assert [choice.rewrite for choice in applied.plan.choices] == [c.rewrite for c in plan.choices]
-    layouts = [
-        [str(cache.to_table()) for a in item.attention().values() for cache in (a.keys, a.values)]
-        for item in (applied, search(graph, SYSTEM))
-    ]
+    steps = [item.attention().values() for item in (applied, search(graph, SYSTEM))]
+    layouts = [[str(cache.to_table()) for a in step for cache in (a.keys, a.values)] for step in steps]
     assert layouts[0] == layouts[1]
 
 
@@ -278,32 +271,22 @@ def test_refused(case):
 def test_modes_without_it(graph):
     search_result = search(graph, SYSTEM, goal=Goal(modes=("GPU", "SPLIT")))
     assert not any(map(pim_attention.is_cached, search_result.candidates))
-    assert not search_result.table.unsupported_reasons.keys() & {
-        attention_of(graph).name,
-        *attention_of(graph).inputs[1:3],
-    }
+    attention = attention_of(graph)
+    assert not search_result.table.unsupported_reasons.keys() & {attention.name, *attention.inputs[1:3]}
 
 
 def test_a_cache_that_is_copied_is_refused():
     model = DecoderModel(heads=4, head_size=16, past=31).model()
     graph = extract_regions(frontend.load(model).module, "decoder")
-    assert (
-        "stays where it is"
-        in pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons[
-            attention_of(graph).name
-        ]
-    )
+    reasons = pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons
+    assert "stays where it is" in reasons[attention_of(graph).name]
 
 
 def test_a_cache_that_others_read_is_refused(graph):
     region = attention_of(graph)
     shared = replace(graph, regions=(*graph.regions, replace(region, name="again")))
-    assert (
-        "nothing else may read them"
-        in pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons[
-            region.name
-        ]
-    )
+    reasons = pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons
+    assert "nothing else may read them" in reasons[region.name]
 
 
 @pytest.mark.long
@@ -319,9 +302,8 @@ def test_operators_in_front_of_attention():
         graph = extract_regions(frontend.load(model, context=places, states=states).module, "grouped")
         region = attention_of(graph)
         assert set(region.prologue) == {"reshape"} and region.operands == len(region.inputs)
-        assert not any(
-            "reshape" in t.label for t in attention_candidates(CandidateGenerator(graph, SYSTEM))[0].tasks
-        )
+        plain = attention_candidates(CandidateGenerator(graph, SYSTEM))
+        assert not any("reshape" in t.label for t in plain[0].tasks)
         moving = replace(region, prologue=("reshape", "permute_dims"), pim=PimShape(prologue_kernels=1))
         graph = replace(graph, regions=tuple(moving if r is region else r for r in graph.regions))
         region, generator = moving, CandidateGenerator(graph, SYSTEM)

@@ -210,10 +210,8 @@ def test_a_kernel_is_charged_at_least_what_its_busiest_channels_take(layer, dept
     kernel, gpu = convolution_kernel(layer, "fp16"), system().gpu
     cost = kernel_cost(kernel, gpu, dtype="fp16")
     assume(not cost.tile or cost.tile[2] == 1)  # partial sums are tested with whole kernels
-    wide_ns, narrow_ns = (
-        kernel_cost(kernel, gpu, dtype="fp16", channels=count, tile=cost.tile and cost.tile[:2]).execution_ns
-        for count in (32, 16)
-    )
+    run = {"dtype": "fp16", "tile": cost.tile and cost.tile[:2]}
+    wide_ns, narrow_ns = (kernel_cost(kernel, gpu, channels=n, **run).execution_ns for n in (32, 16))
     sets = {ChannelSet.GPU: 0.5, ChannelSet.PIM: 0.5}
     places = [dict(zip(sets, value)) for value in (read_in, result_in)]
     balance = TrafficShares.from_cost(kernel, cost, gpu, "fp16").balance(sets, *places)

@@ -142,21 +142,15 @@ def test_by_hand():
         ]
 
     # The last kernel: what it reads, its result and its workspace.
-    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_GPU_CHANNELS, IN_GPU_CHANNELS)) == {
-        "gpu": 256 + 512 + 64
-    }
+    assert counted.bytes_by_memory(lying(*[IN_GPU_CHANNELS] * 3)) == {"gpu": 256 + 512 + 64}
     # Each tensor with the workspace of its own kernel.
     apart = {"left": 256 + 64, "all": 256 + 64, "pim": 512 + 64}
     assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == apart
     assert counted.pool_bytes(lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS)) == sum(apart.values())
     # The first and the last are not live at once. A tensor over all channels from a row on counts to its end.
-    assert counted.bytes_by_memory(lying(IN_GPU_CHANNELS, from_row(3), IN_GPU_CHANNELS)) == {
-        "left": 512 + 64,
-        "all": 256 + 64,
-    }
-    assert counted.bytes_by_memory(lying(IN_ALL_CHANNELS, IN_ALL_CHANNELS, IN_ALL_CHANNELS)) == {
-        "all": 256 + 512 + 64
-    }
+    split = lying(IN_GPU_CHANNELS, from_row(3), IN_GPU_CHANNELS)
+    assert counted.bytes_by_memory(split) == {"left": 512 + 64, "all": 256 + 64}
+    assert counted.bytes_by_memory(lying(*[IN_ALL_CHANNELS] * 3)) == {"all": 256 + 512 + 64}
     # Without PIM nothing takes channels from the GPU: there are no sets.
     assert counted.bytes_by_memory(
         lying(IN_GPU_CHANNELS, IN_ALL_CHANNELS, IN_PIM_CHANNELS, first=OPERATOR_KERNELS)
@@ -264,10 +258,8 @@ def some_of(candidates, draw):
 def test_one_set_of_channels_is_one_region():
     """Partitioned channels, and the GPU alone: as if there were no sets."""
     network = frontend.load("toy")
-    for target, goal in (
-        (replace(SYSTEM, channel_sharing="partitioned"), Goal()),
-        (SYSTEM, Goal(modes="gpu")),
-    ):
+    cases = (replace(SYSTEM, channel_sharing="partitioned"), Goal()), (SYSTEM, Goal(modes="gpu"))
+    for target, goal in cases:
         search_result = search(prepare.regions(network, target), target, goal=goal)
         assert channel_sets(search_result.candidates) == {}
         _, pool = lower_plan(network, search_result, "llvm+pim")

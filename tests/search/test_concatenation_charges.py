@@ -63,11 +63,9 @@ def table_of(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """GPU and PIM of every region."""
     candidates = {r.name: tuple(generator.candidates(r)) for r in graph.regions}
     capable = [r for r in graph.regions if not generator.unsupported_reason(r)]
-    return CostTable(
-        candidates=candidates,
-        epilogue_cost={r.name: generator.epilogue_cost(r) for r in capable},
-        fused_epilogue_cost={r.name: generator.fused_epilogue_cost(r) for r in capable},
-    )
+    alone = {r.name: generator.epilogue_cost(r) for r in capable}
+    together = {r.name: generator.fused_epilogue_cost(r) for r in capable}
+    return CostTable(candidates=candidates, epilogue_cost=alone, fused_epilogue_cost=together)
 
 
 def test_readers_of_a_result_and_of_what_is_kept_beside_it():

@@ -66,15 +66,11 @@ def test_what_pim_finishes():
     names = {
         r.name: [c.name for c in generator.candidates(r) if c.rewrite.mode == "PIM"] for r in RESIDUAL.regions
     }
-    assert names == {
-        "first": ["PIM", "PIM bias"],
-        "second": ["PIM", "PIM add", "PIM add, joined"],
-        "third": ["PIM", "PIM bias+nn.relu"],
-    }
+    second = ["PIM", "PIM add", "PIM add, joined"]
+    assert names == {"first": ["PIM", "PIM bias"], "second": second, "third": ["PIM", "PIM bias+nn.relu"]}
     for region in RESIDUAL.regions[:2]:
-        unfinished, done = (
-            generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
-        )
+        operators = (), region.epilogue.operators
+        unfinished, done = (generator.make(region, PimRewrite(device_epilogue=names)) for names in operators)
         assert (done.deferred_epilogue, done.keeps_submission_open) == ((), True)
         assert unfinished.deferred_epilogue == region.epilogue.operators
         assert [task.resource for task in done.tasks] == ["pim", "crossbar"]
@@ -97,9 +93,8 @@ def test_pim_activates_what_it_finishes():
     """As a bias does, with a change of rows more for the results of each two sums of the busiest channel."""
     generator = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"], modes=("GPU", "PIM"))
     region = RESIDUAL.regions[2]
-    unfinished, done = (
-        generator.make(region, PimRewrite(device_epilogue=f)) for f in ((), region.epilogue.operators)
-    )
+    operators = (), region.epilogue.operators
+    unfinished, done = (generator.make(region, PimRewrite(device_epilogue=names)) for names in operators)
     # Nothing reads its result, so a kernel of its own would finish it.
     assert [[task.resource for task in item.tasks][-1] for item in (unfinished, done)] == ["gpu", "crossbar"]
     assert done.keeps_submission_open and not unfinished.keeps_submission_open
@@ -115,10 +110,8 @@ def test_pim_activates_what_it_finishes():
     assert pim.execution_ns >= plain.execution_ns + 4 * AIM.row_switch_cycles * 0.5
     # No loop order is faster with the activation.
     orders = map(str, generator.costs.pim_target.schedules(region.layer))
-    item = [
-        generator.make(region, PimRewrite(schedule=order, device_epilogue=region.epilogue.operators))
-        for order in orders
-    ]
+    operators = region.epilogue.operators
+    item = [generator.make(region, PimRewrite(schedule=order, device_epilogue=operators)) for order in orders]
     times = [program_task(c).execution_ns for c in item]
     assert min(times) == pim.execution_ns < max(times)
 
@@ -183,9 +176,8 @@ def test_where_epilogues_are_free_no_product_adds(accounting):
     generator = CandidateGenerator(RESIDUAL, replace(ON_NEWTON, accounting=accounting), modes=("GPU", "PIM"))
     assert [c.name for c in generator.candidates(RESIDUAL.regions[1]) if c.rewrite.mode == "PIM"] == ["PIM"]
     # A plan of a system that charges them can be applied.
-    assert generator.make(
-        RESIDUAL.regions[1], PimRewrite(device_epilogue=("add",), accumulates_residual=True)
-    ).rewrite.accumulates_residual
+    rewrite = PimRewrite(device_epilogue=("add",), accumulates_residual=True)
+    assert generator.make(RESIDUAL.regions[1], rewrite).rewrite.accumulates_residual
 
 
 def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
@@ -193,9 +185,8 @@ def test_a_bias_and_a_tensor_are_added_by_a_latch_and_the_product():
     region = BIASED.regions[1]
     names = [c.name for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
     assert names == ["PIM", "PIM bias+add, joined"]
-    program = generator.pim_program(
-        region, generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators)).rewrite, 0
-    )
+    candidate = generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators))
+    program = generator.pim_program(region, candidate.rewrite, 0)
     assert (program.initial, program.added_channels) == ("bias", 32)
 
 
@@ -207,9 +198,8 @@ def test_what_a_product_adds_goes_through_the_l2_too():
     for resident_tensors, fits in ((3, True), (2, False)):
         gpu = replace(target.gpu, l2_bytes_per_channel=resident_tensors * tensor_bytes // 32)
         generator = CandidateGenerator(RESIDUAL, replace(target, gpu=gpu), modes=("GPU", "PIM"))
-        alternatives = channel_modes.channel_variants(
-            generator, [generator.make(region, PimRewrite(device_epilogue=("add",)))]
-        )
+        candidate = generator.make(region, PimRewrite(device_epilogue=("add",)))
+        alternatives = channel_modes.channel_variants(generator, [candidate])
         assert bool(alternatives) == fits
         for alternative in alternatives:
             moved = [task.moved_bytes for task in alternative.tasks if "operands to the L2" in task.label]
@@ -267,9 +257,8 @@ def test_why_it_leaves_what_follows(changed, on, why):
     region = layer("layer", **({"epilogue": ("bias",), "inputs": ("%x", "%y")} | changed))
     generator = CandidateGenerator(network(region), on, modes=("GPU", "PIM"))
     assert why in pim_epilogue.unsupported_epilogue_reason(region, generator.system)
-    assert region.epilogue.operators not in {
-        getattr(c.rewrite, "device_epilogue", ()) for c in generator.candidates(region)
-    }
+    options = {getattr(c.rewrite, "device_epilogue", ()) for c in generator.candidates(region)}
+    assert region.epilogue.operators not in options
     with pytest.raises(PlanError, match="cannot be finished on PIM"):
         generator.make(region, PimRewrite(device_epilogue=region.epilogue.operators))
 
@@ -288,11 +277,9 @@ def test_a_plan_says_what_pim_finishes():
     names = {name: c.name for name, c in search_result.candidate_by_region.items()}
     assert names["second"] == "PIM add, joined"
     plan = Plan.from_json(search_result.plan.to_json())
-    assert (
-        plan == search_result.plan
-        and plan.choice("second").rewrite.device_epilogue == ("add",)
-        and plan.choice("second").rewrite.accumulates_residual
-    )
+    rewrite = plan.choice("second").rewrite
+    assert plan == search_result.plan
+    assert rewrite.device_epilogue == ("add",) and rewrite.accumulates_residual
     biased_plan = json.loads(search(BIASED, ON_PLAIN, COSTS["plain-aim"]).plan.to_json())
     assert all("finishes" not in choice for choice in biased_plan["choices"])
     reapplied = apply(RESIDUAL, ON_AIM, plan)
@@ -376,10 +363,8 @@ def test_one_submission_carries_layers_with_a_residual():
     """Project, residual and the next expansion: the GPU adds nothing between."""
     target = replace(ON_NEWTON, pim_launch_ns=3670.0, channel_sharing="partitioned")
     search_result = search(RESIDUAL, target, COSTS[target.pim.name], Goal(modes=("GPU", "PIM")))
-    assert (
-        search_result.candidate_by_region["second"].name == "PIM add, joined"
-        and search_result.candidate_by_region["third"].name == "PIM"
-    )
+    choices = search_result.candidate_by_region
+    assert choices["second"].name == "PIM add, joined" and choices["third"].name == "PIM"
     events = search_result.evaluation.timeline.events
     launched = [event.label for event in events if event.resource == "pim" and event.launched]
     assert launched == ["second (PIM)"]

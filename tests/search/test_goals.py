@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
-from problems import covers, problems
+from problems import BASE, QUIET, covers, problems
 
 from pimflow.core.candidate import Footprint
 from pimflow.core.goal import SOLVERS
@@ -22,13 +22,6 @@ from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 
-# Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
-BASE = system()
-QUIET = replace(
-    BASE,
-    gpu=replace(BASE.gpu, energy=BASE.gpu.energy | {"static_w": 0.001}),
-    pim=replace(BASE.pim, energy=BASE.pim.energy | {"background_mw_per_channel": 0.0}),
-)
 objectives = st.sampled_from(["latency", "energy", "edp"])
 shares = st.sampled_from([None, 0.0, 0.3, 0.6, 1.0])
 
@@ -47,14 +40,8 @@ def bounds_between(evaluations, latency_share, energy_share) -> dict[str, float]
 def plan_evaluations(graph, table) -> list[EvaluatedPlan]:
     """Every cover, evaluated."""
     memory = PlanMemory(graph, QUIET.dtype)
-    return [
-        EvaluatedPlan(
-            candidates=chosen,
-            evaluation=evaluate(graph, chosen, table, QUIET),
-            memory_bytes=memory.pool_bytes(chosen),
-        )
-        for chosen in covers(graph, table)
-    ]
+    pairs = [(cover, evaluate(graph, cover, table, QUIET)) for cover in covers(graph, table)]
+    return [EvaluatedPlan(candidates=c, evaluation=e, memory_bytes=memory.pool_bytes(c)) for c, e in pairs]
 
 
 @given(problems(max_regions=4), objectives, st.sampled_from(SOLVERS), shares, shares)

@@ -48,9 +48,8 @@ def test_by_hand(graph):
     bursts = (outputs + 9 * outputs) / 16
     launch_ns = system(pim="aim-gddr6").gpu.launch_ns
     expected = 1000 + bursts * 2 * 0.5 / 16 + launch_ns
-    assert lower_bounds_ns(graph, "aim-gddr6")[
-        "by elementwise products, which the GPU adds"
-    ] == pytest.approx(expected)
+    by_products = lower_bounds_ns(graph, "aim-gddr6")["by elementwise products, which the GPU adds"]
+    assert by_products == pytest.approx(expected)
     # By lanes: 4 columns of channels in tiles of 2 x 4 pixels, a round of 8 banks for each channel of PIM. A
     # sum takes 9 COMPs and 20 clocks until it is read, and the ninth weight has no place in a buffer of 8.
     sums = 2 * 4 * (8 * 4 + 20 + 2)
@@ -138,18 +137,8 @@ def test_no_program_by_lanes_is_faster(g, rows, columns, channels):
 )
 def test_a_program_by_lanes_comes_close(size, channels, stride, tile):
     """Layers of MobileNetV2: what the bound leaves out is a third at most."""
-    g = ConvGeometry(
-        n=1,
-        h=size,
-        w=size,
-        c=channels,
-        oc=channels,
-        kh=3,
-        kw=3,
-        groups=channels,
-        stride=(stride, stride),
-        padding=(1,) * 4,
-    )
+    window = {"kh": 3, "kw": 3, "stride": (stride, stride), "padding": (1,) * 4}
+    g = ConvGeometry(n=1, h=size, w=size, c=channels, oc=channels, groups=channels, **window)
     least = lane_cycles(g, HBM, "fp16", 16)
     assert least <= clocks(g, tile, 16) <= 4 / 3 * least
 

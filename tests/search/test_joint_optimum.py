@@ -123,15 +123,8 @@ def test_with_layers_in_several_forms_it_is_that_of_every_cover_too(budgets):
     """Of all ranks, links on either device, and groups over several forms; within error and memory."""
     graph, table, covers = toy_in_forms()
     assert len(covers) > 10000
-    assert (
-        len(
-            {
-                tuple(c.name for c in cover if c.alternative.error or c.alternative.original)
-                for cover, *_ in covers
-            }
-        )
-        > 8
-    )
+    forms = [[c for c in cover if c.alternative.error or c.alternative.original] for cover, *_ in covers]
+    assert len({tuple(c.name for c in cover) for cover in forms}) > 8
     values = [sorted({cover[place] for cover in covers}) for place in (3, 4)]
     limits = [share and sizes[int(share * len(sizes))] for sizes, share in zip(values, budgets)]
     for objective in ("latency", "energy"):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 from problems import (
+    QUIET,
     criteria,
     graph_of,
     launch_ahead_problems,
@@ -24,7 +25,6 @@ from problems import (
 from pimflow.core.candidate import Candidate, CostTable, Footprint, Task
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS
-from pimflow.hardware import system
 from pimflow.placement import Goal
 from pimflow.placement.solvers import plan_search
 from pimflow.placement.solvers.evaluate import evaluate, execute
@@ -60,13 +60,6 @@ KINDS = {
 }
 EXAMPLES = 100
 shares = st.floats(0, 1)
-# Constant power of a milliwatt: a picojoule a nanosecond, beside which the drawn energies matter.
-BASE = system()
-QUIET = replace(
-    BASE,
-    gpu=replace(BASE.gpu, energy=BASE.gpu.energy | {"static_w": 0.001}),
-    pim=replace(BASE.pim, energy=BASE.pim.energy | {"background_mw_per_channel": 0.0}),
-)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -123,10 +116,8 @@ def test_no_cover_has_a_lower_sum(kind, data, criterion):
 def test_no_cover_in_a_budget_has_a_lower_sum_or_is_smaller(kind, compared_labels, data, criterion, share):
     graph, table = data.draw(KINDS[kind])
     problem = problem_of(graph, table)
-    covers = [
-        (problem.memory.pool_bytes(cover), criterion.value(latency_ns, energy_pj, cover))
-        for cover, latency_ns, energy_pj in all_covers(graph, table)
-    ]
+    found = all_covers(graph, table)
+    covers = [(problem.memory.pool_bytes(cover), criterion.value(ns, pj, cover)) for cover, ns, pj in found]
     sizes = [size for size, _ in covers]
     budget = bound_at(sizes, share)
     values, smallest = [], []
@@ -152,10 +143,7 @@ def test_no_cover_in_a_budget_has_a_lower_sum_or_is_smaller(kind, compared_label
 def test_no_cover_within_bounds_is_better(kind, data, share):
     graph, table = data.draw(KINDS[kind])
     problem = problem_of(graph, table)
-    covers = [
-        (latency_ns, energy_pj, sum(c.alternative.error for c in cover))
-        for cover, latency_ns, energy_pj in all_covers(graph, table)
-    ]
+    covers = [(ns, pj, sum(c.alternative.error for c in cover)) for cover, ns, pj in all_covers(graph, table)]
     latency_ns, _, error = (bound_at(values, share) for values in zip(*covers))
     for minimised, limit, best in (
         (Criterion(per_pj=1.0), replace(LATENCY, upper_bound=latency_ns), (1, 0, latency_ns)),
@@ -175,17 +163,12 @@ def test_a_front_has_all_that_no_cover_beats(kind, data, static_pj_per_ns, share
     """Without a bound, and of the plans within a budget as `PlanSearch` asks for them."""
     graph, table = data.draw(KINDS[kind])
     energy = Criterion(per_ns=static_pj_per_ns, per_pj=1.0)
-    covers = [
-        (latency_ns, energy.value(latency_ns, energy_pj, cover))
-        for cover, latency_ns, energy_pj in all_covers(graph, table)
-    ]
+    covers = [(ns, energy.value(ns, pj, cover)) for cover, ns, pj in all_covers(graph, table)]
     answer = search(problem_of(graph, table), SearchQuery(criteria=(LATENCY, energy), front=True))
     assert same_front([label.values for label in answer.plans], covers)
     plans = PlanSearch(graph, table, QUIET, Goal())
-    evaluated = [
-        (evaluate(graph, cover, table, QUIET), plans.memory.pool_bytes(cover))
-        for cover, *_ in all_covers(graph, table)
-    ]
+    found = [cover for cover, *_ in all_covers(graph, table)]
+    evaluated = [(evaluate(graph, cover, table, QUIET), plans.memory.pool_bytes(cover)) for cover in found]
     budget = bound_at([size for _, size in evaluated], share)
     within = [(plan.latency_ns, plan.energy_pj) for plan, size in evaluated if size <= budget]
     front = plans.front(0.0, budget)
@@ -202,10 +185,8 @@ def test_no_cover_has_a_lower_product_of_latency_and_energy(kind, data, share):
     graph, table = data.draw(KINDS[kind])
     goal = Goal(objective="edp")
     memory = PlanSearch(graph, table, QUIET, goal).memory
-    covers = [
-        (goal.value(evaluate(graph, cover, table, QUIET)), memory.pool_bytes(cover))
-        for cover, *_ in all_covers(graph, table)
-    ]
+    found = [cover for cover, *_ in all_covers(graph, table)]
+    covers = [(goal.value(evaluate(graph, cover, table, QUIET)), memory.pool_bytes(cover)) for cover in found]
     if share is not None:
         goal = replace(goal, max_memory_bytes=bound_at([size for _, size in covers], share))
     best = min(value for value, size in covers if share is None or size <= goal.max_memory_bytes)
@@ -266,10 +247,8 @@ def test_within_a_limit_there_is_a_plan_and_a_bound(limit):
 @pytest.mark.parametrize("objective", ["latency", "energy", "edp", "memory"])
 def test_a_search_that_ends_early_reports_the_gap(objective):
     graph, table = lanes(*((8, 5, 1) if objective == "latency" else (6, 6, 0)))
-    full, hasty = (
-        PlanSearch(graph, table, QUIET, Goal(objective=objective, search_seconds=seconds)).best()
-        for seconds in (60.0, 1e-9)
-    )
+    goals = [Goal(objective=objective, search_seconds=seconds) for seconds in (60.0, 1e-9)]
+    full, hasty = (PlanSearch(graph, table, QUIET, goal).best() for goal in goals)
     assert full.gap < 1e-9
     assert hasty.bound <= full.value * (1 + 1e-9)
     assert full.value <= hasty.value * (1 + 1e-9)
@@ -281,10 +260,8 @@ def test_a_search_that_ends_early_reports_the_gap(objective):
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_budget_that_can_be_kept_is_kept_however_early_the_search_ends(share):
     graph, table = lanes(6, 6, 0)
-    smallest, fastest = (
-        PlanSearch(graph, table, QUIET, Goal(objective=objective)).best()
-        for objective in ("memory", "latency")
-    )
+    goals = [Goal(objective=objective) for objective in ("memory", "latency")]
+    smallest, fastest = (PlanSearch(graph, table, QUIET, goal).best() for goal in goals)
     budget = bound_at([smallest.memory_bytes, fastest.memory_bytes], share)
     plan = PlanSearch(graph, table, QUIET, Goal(max_memory_bytes=budget, search_seconds=1e-9)).best()
     assert plan and plan.memory_bytes <= budget

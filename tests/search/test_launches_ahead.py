@@ -46,33 +46,22 @@ def zero_launch_latency_ns(graph, chosen: tuple[Candidate, ...], table: CostTabl
     def edges(costs):
         return {name: replace(edge, task=edge.task and none(edge.task)) for name, edge in costs.items()}
 
-    free = replace(
-        table,
-        epilogue_cost=edges(table.epilogue_cost),
-        fused_epilogue_cost=edges(table.fused_epilogue_cost),
-        overlaps_launches=False,
-    )
+    charges = {name: edges(getattr(table, name)) for name in ("epilogue_cost", "fused_epilogue_cost")}
+    free = replace(table, **charges, overlaps_launches=False)
     plain = tuple(replace(member, tasks=tuple(map(none, member.tasks))) for member in chosen)
     return execute(graph, plain, free).latency_ns
 
 
 def make_candidate(name: str, resource: str, launch_ns: float, execution_ns: float) -> Candidate:
-    return Candidate(
-        name=resource,
-        covers=(name,),
-        rewrite=OPERATOR_KERNELS,
-        tasks=(Task(label=name, resource=resource, launch_ns=launch_ns, execution_ns=execution_ns),),
-    )
+    task = Task(label=name, resource=resource, launch_ns=launch_ns, execution_ns=execution_ns)
+    return Candidate(name=resource, covers=(name,), rewrite=OPERATOR_KERNELS, tasks=(task,))
 
 
 def test_a_launch_behind_a_change_of_channels_is_hidden_once():
     """The change takes PIM 1; the launch of 2 goes out at the begin, and ends 1 after it."""
     graph = graph_of([()])
-    wide = replace(
-        make_candidate("r0", "gpu", 2, 1),
-        channel_mode=ChannelMode.PLAIN_MEMORY,
-        final_channel_mode=ChannelMode.PLAIN_MEMORY,
-    )
+    plain = ChannelMode.PLAIN_MEMORY
+    wide = replace(make_candidate("r0", "gpu", 2, 1), channel_mode=plain, final_channel_mode=plain)
     wide = replace(wide, tasks=(replace(wide.tasks[0], also=("pim",)),))
     switch = EdgeCost(task=Task(label="switch", resource="pim", launch_ns=0.0, execution_ns=1.0))
     for ahead in (False, True):
@@ -106,9 +95,8 @@ def test_a_launch_overlaps_the_switch_of_channels():
     on_pim = replace(make_candidate("r1", "pim", 2, 1), channel_mode=ChannelMode.PIM)
     change = Task(label="change", resource="pim", execution_ns=2.0, readies_channels=True)
     for ahead in (False, True):
-        table = CostTable(
-            candidates={"r0": (wide,), "r1": (on_pim,)}, switch=EdgeCost(task=change), overlaps_launches=ahead
-        )
+        switch = EdgeCost(task=change)
+        table = CostTable(candidates={"r0": (wide,), "r1": (on_pim,)}, switch=switch, overlaps_launches=ahead)
         assert execute(graph, (wide, on_pim), table).latency_ns == 1 + 1 + 2 + 1
 
 
@@ -128,9 +116,8 @@ def test_what_hides_less_is_paid_on_every_device(edges, ways):
     graph, candidates = graph_of(edges), {}
     for region, texts in zip(graph.regions, ways, strict=True):
         tasks = [(resource, *map(float, ns)) for resource, *ns in map(str.split, texts.split(","))]
-        candidates[region.name] = tuple(
-            replace(make_candidate(region.name, *task), name=str(number)) for number, task in enumerate(tasks)
-        )
+        plain = [make_candidate(region.name, *task) for task in tasks]
+        candidates[region.name] = tuple(replace(c, name=str(number)) for number, c in enumerate(plain))
     table = CostTable(candidates=candidates, overlaps_launches=True)
     assert best_label(graph, table).latency_ns == pytest.approx(min_value(graph, table))
 

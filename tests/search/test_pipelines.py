@@ -72,11 +72,9 @@ def test_what_runs_is_what_was_timed(maker, runs):
     side = maker.costs.pim_target
     for run in runs[:: len(runs) // 12]:
         candidate = pipelines.make(maker, run.pipeline)
-        charged = {
-            stage_name(*t.label.removesuffix(" (PIM)").rsplit(", stage ", 1)): t.execution_ns
-            for t in candidate.tasks
-            if t.resource == "pim"
-        }
+        tasks = [t for t in candidate.tasks if t.resource == "pim"]
+        places = [stage_name(*t.label.removesuffix(" (PIM)").rsplit(", stage ", 1)) for t in tasks]
+        charged = {place: t.execution_ns for place, t in zip(places, tasks)}
         programs = dict(pipelines.pim_programs(maker, candidate.covers, candidate.rewrite, 5))
         assert programs.keys() == charged.keys()
         used = []

@@ -1,6 +1,7 @@
 """Are the GPU's convolution primitives candidates like any other: priced by their launches, never a loss?"""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -41,7 +42,7 @@ def launches_of(primitive, region):
     layer = region.geometry
     moved = {"in": 4 * layer.h * layer.w * layer.c, "out": 4 * layer.pixels * layer.oc}
     moved["added"] = 4 * sum(region.input_elements[1:])
-    stages = {name: 4 * _size(shape) for name, shape in primitive.stages(layer).items()}
+    stages = {name: 4 * math.prod(shape) for name, shape in primitive.stages(layer).items()}
     if primitive.family == "winograd":
         launches = [(moved["in"], stages["transformed"]), (stages["transformed"], stages["products"])]
         launches.append((stages["products"] + moved["added"], moved["out"]))
@@ -52,13 +53,6 @@ def launches_of(primitive, region):
         read = 4 * layer.pixels * layer.c if skipped else moved["in"]
         launches = [(read + moved["added"], moved["out"])]
     return launches
-
-
-def _size(shape):
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -76,9 +70,8 @@ def test_a_primitive_is_charged_all_that_it_launches(graph):
             kernels = region_launches(primitive, region)
             assert [(k.input_bytes, k.output_bytes) for k in kernels] == launches
             assert sum(k.weight_bytes for k in kernels) == primitive.filter_bytes(region.geometry)
-            times = [
-                kernel_cost(k, GPU, dtype="fp32", channels=SYSTEM.gpu_channels).execution_ns for k in kernels
-            ]
+            run = {"dtype": "fp32", "channels": SYSTEM.gpu_channels}
+            times = [kernel_cost(k, GPU, **run).execution_ns for k in kernels]
             assert [task.execution_ns for task in candidate.tasks] == times
 
 
@@ -98,9 +91,8 @@ def test_more_candidates_are_never_a_loss(graph):
 @given(graphs(most=2))
 def test_the_best_of_all_covers_is_found(graph):
     """Three layers may have 60,000 covers."""
-    label, exhaustive = (
-        search(graph, SYSTEM, goal=replace(WITH, solver=solver)) for solver in ("label", "exhaustive")
-    )
+    goals = [replace(WITH, solver=solver) for solver in ("label", "exhaustive")]
+    label, exhaustive = (search(graph, SYSTEM, goal=goal) for goal in goals)
     assert label.evaluation.latency_ns == pytest.approx(exhaustive.evaluation.latency_ns, rel=1e-9)
 
 
@@ -138,7 +130,7 @@ def chain_memory_bytes(graph, cover):
         channel_set = candidate.output.channels if apart else "left"
         live = dict.fromkeys(peaks, 0)
         live[before] += operand
-        live[channel_set] += result + parts + _up(4 * sum(map(_size, stages)))
+        live[channel_set] += result + parts + _up(4 * sum(map(math.prod, stages)))
         peaks = {channels: max(size, live[channels]) for channels, size in peaks.items()}
         peaks[channel_set] = max(peaks[channel_set], joined)
         before = channel_set

@@ -52,10 +52,8 @@ def test_no_optimum_is_lost(costs, network, convention):
     graph = prepare.regions(prepare.load(network, options), target)
     generator = CandidateGenerator(graph, target, costs(target))
     search = PlanSearch(graph, profile(graph, generator), target, Goal())
-    latency, energy, product = (
-        search.with_goal(Goal(objective=objective)).best().evaluation
-        for objective in ("latency", "energy", "edp")
-    )
+    goals = [Goal(objective=objective) for objective in ("latency", "energy", "edp")]
+    latency, energy, product = (search.with_goal(goal).best().evaluation for goal in goals)
     assert latency.latency_ns == pytest.approx(proved["latency_ns"], rel=1e-9)
     assert energy.energy_pj == pytest.approx(proved["energy_pj"], rel=1e-9)
     assert product.latency_ns * product.energy_pj <= proved["edp"] * (1 + 1e-9)

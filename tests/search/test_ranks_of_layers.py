@@ -92,9 +92,8 @@ class RankedNetwork:
 
     def mixtures(self):
         """All that are possible: layers that are not free have one form together."""
-        rules_by_layer = [
-            (None, *sorted(set(self.forms.distinct_rules[layer]))) for layer in self.forms.independent_layers
-        ]
+        layers = self.forms.independent_layers
+        rules_by_layer = [(None, *sorted(set(self.forms.distinct_rules[layer]))) for layer in layers]
         together = [None, *range(len(self.changes))] if self.forms.dependent_layers else [None]
         for rules in itertools.product(*rules_by_layer, together):
             chosen = dict(zip(self.forms.independent_layers, rules)) | dict.fromkeys(

@@ -85,12 +85,8 @@ def test_a_run_goes_through_search_plan_and_report(toy):
     graph, names = toy
     search_result = search(graph, SYSTEM)
     fused = next(c for c in search_result.candidates if len(c.covers) > 1)
-    assert (
-        fused.covers == names
-        and search_result.candidate_by_region[names[0]]
-        is search_result.candidate_by_region[names[1]]
-        is fused
-    )
+    choices = search_result.candidate_by_region
+    assert fused.covers == names and choices[names[0]] is choices[names[1]] is fused
     assert len(search_result.plan.choices) == len(graph.regions) - 1
     assert search_result.plan.choice(names[1]) is search_result.plan.choice(names[0])
     times = search_result.evaluation.region_times

@@ -130,9 +130,8 @@ def test_whatever_stands_beside_pim(geometry, side, data):
     terms = SplitCharges(launch_ns=data.draw(times_ns), burst_ns=0.1)
     layer = SplitLayer(pim_target=side, geometry=geometry, name="conv", besides=besides, terms=terms)
     result = layer.costs()
-    timed = SplitLayer(
-        pim_target=side, geometry=geometry, name="conv", splits=tuple(all_splits(geometry, side.pim))
-    ).costs()
+    splits = tuple(all_splits(geometry, side.pim))
+    timed = SplitLayer(pim_target=side, geometry=geometry, name="conv", splits=splits).costs()
     assert timed.schedule == result.schedule
     costs = dict(timed.costs[-len(besides) :])
     for deferred in {beside.deferred_epilogue for beside in besides}:

@@ -105,9 +105,8 @@ def test_what_is_known_of_other_networks_changes_nothing(graph, other_graph, for
     cases = [(other_graph, SYSTEM), (part, SYSTEM), (graph, free), (graph, SYSTEM), (chained, SYSTEM)]
     for network, target in cases if forwards else cases[::-1]:
         for channels in (1, 32):
-            assert TilingSearch(network, target, stored).best(channels) == TilingSearch(network, target).best(
-                channels
-            )
+            best = TilingSearch(network, target).best(channels)
+            assert TilingSearch(network, target, stored).best(channels) == best
 
 
 def test_no_run_is_timed_twice(toy):
@@ -211,9 +210,8 @@ def test_tensor_cores_take_the_longest_of_three():
 
     def cycles(**fields):
         kernels = replace(plain, tensor_macs=10**6, **fields), plain
-        tensor_cycles, plain_cycles = (
-            kernel_cost(kernel, GPU, dtype="fp16").compute_ns * cycles_per_ns for kernel in kernels
-        )
+        times_ns = [kernel_cost(kernel, GPU, dtype="fp16").compute_ns for kernel in kernels]
+        tensor_cycles, plain_cycles = (time_ns * cycles_per_ns for time_ns in times_ns)
         return tensor_cycles, plain_cycles
 
     peak = GPU.fma_per_sm_cycle["fp16"] * GPU.efficiency["mma"]
@@ -264,10 +262,8 @@ def test_pending_work_is_settled_before_a_group(toy):
     group = generator.tilings.best(16)[0]
     candidate = fused_groups.make(generator, group.covers, None, FusedGroupRewrite(tiling=str(group.tiling)))
     assert not candidate.fuses_epilogue
-    assert (
-        candidate.tasks[0].moved_bytes
-        <= 2 * generator.tilings.group(group.covers, group.tiling).traffic_elements
-    )
+    traffic_elements = generator.tilings.group(group.covers, group.tiling).traffic_elements
+    assert candidate.tasks[0].moved_bytes <= 2 * traffic_elements
     assert np.isclose(candidate.tasks[0].launch_ns, GPU.launch_ns)
 
 

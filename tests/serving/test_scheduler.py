@@ -35,13 +35,9 @@ def cases(draw):
     gaps, prompts, new = (np.array(column) for column in zip(*tokens))
     trace = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
     least = -(-trace.max_tokens // page)
-    limits = ServingLimits(
-        max_batch=draw(st.integers(1, MAX_BATCH)),
-        chunk_tokens=draw(st.integers(1, 12)),
-        page_tokens=page,
-        pages=least + draw(st.integers(0, 12)),
-        context=CONTEXT,
-    )
+    sizes = {"max_batch": draw(st.integers(1, MAX_BATCH)), "chunk_tokens": draw(st.integers(1, 12))}
+    pages = least + draw(st.integers(0, 12))
+    limits = ServingLimits(**sizes, page_tokens=page, pages=pages, context=CONTEXT)
     times = step_times(seed=draw(st.integers(0, 3)))
     rows = limits.max_batch + 1
     return (trace, limits, replace(times, decode_ps=times.decode_ps[:rows], decode_pj=times.decode_pj[:rows]))
@@ -138,11 +134,9 @@ def test_what_can_never_fit_is_refused_by_its_number():
 def test_a_hundred_thousand_requests_take_seconds_and_give_the_same_bytes():
     rng = np.random.default_rng(0)
     count, context = 100_000, 4096
-    requests = RequestTrace(
-        arrival_ps=np.cumsum(rng.integers(0, 4000, count)),
-        prompt_tokens=rng.integers(1, 2000, count),
-        new_tokens=rng.integers(1, 400, count),
-    )
+    arrival_ps = np.cumsum(rng.integers(0, 4000, count))
+    prompts, answers = (rng.integers(1, top, count) for top in (2000, 400))
+    requests = RequestTrace(arrival_ps=arrival_ps, prompt_tokens=prompts, new_tokens=answers)
     limits = ServingLimits(max_batch=64, chunk_tokens=512, page_tokens=16, pages=4096, context=context)
     times = step_times(context, 64)
     begin = time.process_time()

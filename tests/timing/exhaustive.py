@@ -381,12 +381,5 @@ class Search:
 def as_program(spec: PimSpec, work: Work, stream: tuple[Node, ...], readres_bursts: int) -> PimProgram:
     """The stream, for the engine."""
     source = program(stream, readres_bursts=readres_bursts)
-    return replace(
-        source,
-        banks=spec.banks,
-        gangs=spec.gangs,
-        buffers=spec.global_buffers,
-        columns_per_row=spec.columns_per_row,
-        buffer_columns=spec.buffer_columns,
-        tile_gangs=work.gangs,
-    )
+    sizes = {name: getattr(spec, name) for name in ("banks", "gangs", "columns_per_row", "buffer_columns")}
+    return replace(source, **sizes, buffers=spec.global_buffers, tile_gangs=work.gangs)

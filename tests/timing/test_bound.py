@@ -179,13 +179,9 @@ def test_no_loop_order_is_faster(layer):
     bound = lower_bound(geometry, pim, dtype, channels)
     orders = {order for level in SCHEDULINGS for order in schedules(geometry, pim, dtype, level)}
     for order in orders:
-        source = lower(
-            ProgramRequest("layer", geometry, order),
-            pim,
-            dtype=dtype,
-            channels=channels,
-            limits=LoweringLimits(only_busiest=True),
-        )
+        request = ProgramRequest("layer", geometry, order)
+        limits = LoweringLimits(only_busiest=True)
+        source = lower(request, pim, dtype=dtype, channels=channels, limits=limits)
         assert bound.cycles <= time_program(source, pim).cycles, (order, bound)
 
 

@@ -136,15 +136,13 @@ def test_commands_that_do_not_exist(newton, legal, command, field, value):
 
 
 def test_messages(newton, legal):
-    assert violations(legal[:0], newton, program(STREAM)) == [
-        "end of the stream: the program goes on with GWRITE buffer 0 bursts 32"
-    ]
+    rest = "end of the stream: the program goes on with GWRITE buffer 0 bursts 32"
+    assert violations(legal[:0], newton, program(STREAM)) == [rest]
     # W@1, W@65, A0..A3@66, 83, 100, 117, C@128
     index = command_index(legal, COMP)
     legal["clock"][index] -= 1
-    assert violations(legal[: index + 1], newton) == [
-        f"command {index} (COMP at clock 127): nRCDR of gang 3 holds until clock 128"
-    ]
+    early = f"command {index} (COMP at clock 127): nRCDR of gang 3 holds until clock 128"
+    assert violations(legal[: index + 1], newton) == [early]
 
 
 def test_messages_are_bounded(newton, legal):

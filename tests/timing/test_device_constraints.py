@@ -116,13 +116,8 @@ def with_only_rule(spec: PimSpec, rule: Constraint, **cycles: int) -> PimSpec:
 
 def device_program(spec: PimSpec, nodes: tuple[Node, ...]) -> PimProgram:
     """A program for that organisation."""
-    return replace(
-        program(nodes),
-        gangs=spec.gangs,
-        banks=spec.banks,
-        buffers=spec.global_buffers,
-        columns_per_row=spec.columns_per_row,
-    )
+    sizes = {name: getattr(spec, name) for name in ("gangs", "banks", "columns_per_row")}
+    return replace(program(nodes), buffers=spec.global_buffers, **sizes)
 
 
 def streams(spec: PimSpec, rule: Constraint, after: str) -> dict[str, tuple[Node, ...]]:

@@ -116,9 +116,8 @@ def test_channels_add_up_to_the_layer(name):
     pim = PimSpec.load(name)
     dtype = pim.dtypes[0]
     geometry = ConvGeometry(n=1, h=7, w=7, c=40, oc=70)
-    program = lower(
-        ProgramRequest("r", geometry, schedules(geometry, pim, dtype)[0]), pim, dtype=dtype, channels=3
-    )
+    order = schedules(geometry, pim, dtype)[0]
+    program = lower(ProgramRequest("r", geometry, order), pim, dtype=dtype, channels=3)
     layer = time_program(program, pim)
 
     def counts(result: TimingResult) -> CommandCounts:

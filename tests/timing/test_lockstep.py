@@ -147,9 +147,8 @@ def test_accumulators_form_products_of_several_tiles_before_they_are_read():
     nodes = source.channels[0]
     first = next(place for place, node in enumerate(nodes) if isinstance(node, Readres))
     swapped = list(nodes)
-    swapped[first], swapped[first + 1] = (
-        replace(nodes[first + offset], channel=nodes[first + 1 - offset].channel) for offset in (0, 1)
-    )
+    a, b = nodes[first : first + 2]
+    swapped[first : first + 2] = replace(a, channel=b.channel), replace(b, channel=a.channel)
     assert not product_coverage(replace(source, channels=(tuple(swapped),))).exact
     assert PimProgram.from_json(source.to_json()) == source
     assert '"accumulators": 3' in source.to_json()
@@ -161,12 +160,9 @@ def test_accumulators_form_products_of_several_tiles_before_they_are_read():
 def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumulators):
     def best(count: int) -> int:
         spec = replace(AIM, accumulators=count)
-        return min(
-            time_program(
-                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels), spec
-            ).cycles
-            for order in schedules(geometry, spec, "fp16")
-        )
+        requests = (ProgramRequest("x", geometry, order) for order in schedules(geometry, spec, "fp16"))
+        programs = (lower(request, spec, dtype="fp16", channels=channels) for request in requests)
+        return min(time_program(program, spec).cycles for program in programs)
 
     assert best(2 * accumulators) <= best(accumulators)
 
@@ -208,9 +204,8 @@ def test_channels_with_the_same_vectors_take_no_longer():
 def test_other_vectors_come_a_clock_of_the_host_apart(bursts):
     """In pieces that a channel's queue takes, so that no group of channels waits for another's."""
     same = time_program(aim_program(*[block(bursts=bursts)] * 4), FOREVER).cycles
-    different = time_program(
-        aim_program(*(block(pixel_index, bursts=bursts) for pixel_index in range(4))), FOREVER
-    ).cycles
+    blocks = (block(pixel_index, bursts=bursts) for pixel_index in range(4))
+    different = time_program(aim_program(*blocks), FOREVER).cycles
     assert different - same == 3
 
 

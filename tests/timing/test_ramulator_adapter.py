@@ -60,9 +60,8 @@ def runs(fake: str) -> int:
 
 
 def test_stored_output():
-    assert parse_output(STORED.splitlines(True)) == Counter(
-        GWRITE=1, G_ACT=4, COMP=32, READRES=1, PREA=0, PRE=0, REF=0, Cycle=140
-    )
+    counts = parse_output(STORED.splitlines(True))
+    assert counts == Counter(GWRITE=1, G_ACT=4, COMP=32, READRES=1, PREA=0, PRE=0, REF=0, Cycle=140)
 
 
 @pytest.mark.parametrize("name", ["GWRITE", "G_ACT", "COMP", "READRES", "PREA", "PRE", "REF", "Cycle"])
@@ -100,9 +99,8 @@ def test_the_same_text_runs_once(newton, fake):
 def test_latency_hiding_is_its_environment_variable(newton, fake, monkeypatch):
     monkeypatch.setenv("RAMULATOR_DISABLE_GWRITE_LATENCY_HIDING", "1")
     assert Ramulator(fake).time_program(program(STREAM), newton).cycles == 7 * LINES
-    assert (
-        Ramulator(fake, gwrite_hiding=False).time_program(program(STREAM), newton).cycles == 7 * LINES + 300
-    )
+    cycles = Ramulator(fake, gwrite_hiding=False).time_program(program(STREAM), newton).cycles
+    assert cycles == 7 * LINES + 300
 
 
 def test_a_trace_of_the_users(newton, fake, tmp_path):
@@ -178,9 +176,8 @@ def test_a_bare_name_is_looked_for(fake, monkeypatch):
 def test_the_engines_are_a_profiler_too(newton):
     for timing in ("strict", "ramulator-pimflow"):
         assert BuiltIn(timing).name == timing
-        assert BuiltIn(timing).time_program(program(STREAM), newton) == time_program(
-            program(STREAM), newton, timing
-        )
+        expected = time_program(program(STREAM), newton, timing)
+        assert BuiltIn(timing).time_program(program(STREAM), newton) == expected
 
 
 # Prints what the fork, built from 8dbb92f, printed for that trace: scripts/compare_ramulator.py recorded it.
@@ -204,10 +201,8 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
     shown = [comparison.simulated.cycles for comparison in comparisons if not comparison.gwrite_hiding]
     assert sum(hidden) < sum(shown)
     rows = table(comparisons).splitlines()[2:]
-    assert rows == [
-        f"| recorded | {said} | 18 | 72 | {sum(cycles)} | 18 | 18 |"
-        for said, cycles in (("hidden", hidden), ("not hidden", shown))
-    ]
+    totals = (("hidden", hidden), ("not hidden", shown))
+    assert rows == [f"| recorded | {said} | 18 | 72 | {sum(cycles)} | 18 | 18 |" for said, cycles in totals]
 
 
 def test_a_clock_that_differs_is_said(newton, fake):

@@ -179,9 +179,8 @@ def test_loops_and_runs_change_nothing(source, spec, timing):
 
 def test_rows_may_fall():
     def time_rows(row: Affine) -> TimingResult:
-        return time_program(
-            program((loop(6, *(act(gang, row) for gang in GANGS), comp(4, row=row)),)), NEWTON
-        )
+        acts = (act(gang, row) for gang in GANGS)
+        return time_program(program((loop(6, *acts, comp(4, row=row)),)), NEWTON)
 
     assert time_rows(Affine(5, (-1,))) == time_rows(Affine(0, (1,)))
 

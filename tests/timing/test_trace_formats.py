@@ -101,11 +101,8 @@ def channel_operations(nodes, counters=()):
         elif isinstance(node, Comp):
             yield "MAC_ABK", node.count, (-1, node.row.value(counters))
         elif isinstance(node, Write) and node.elements == 1:
-            yield (
-                "WR_ABK",
-                1,
-                (-1, node.row.value(counters), node.pixel.value(counters), node.k.value(counters)),
-            )
+            place = node.row.value(counters), node.pixel.value(counters), node.k.value(counters)
+            yield "WR_ABK", 1, (-1, *place)
         elif isinstance(node, Write):
             for bank, _ in itertools.product(range(node.banks), range(node.count)):
                 address = (node.bank + bank, node.row.value(counters), node.pixel.value(counters))
@@ -119,10 +116,8 @@ def whole_writes(instructions):
     written = {}
     for instruction in [*instructions, aim_reader.AimInstruction("EOC", {})]:
         if instruction.opcode == "WR_GB":
-            size = (
-                instruction.operands["opsize"]
-                + written.get(instruction.operands["mask"], {"opsize": 0})["opsize"]
-            )
+            before = written.get(instruction.operands["mask"], {"opsize": 0})
+            size = instruction.operands["opsize"] + before["opsize"]
             written[instruction.operands["mask"]] = instruction.operands | {"opsize": size}
             continue
         yield from (aim_reader.AimInstruction("WR_GB", operands) for operands in written.values())
@@ -136,12 +131,8 @@ def check_aim_trace(source, path):
     _, share = write_chunks(path, aim_isr.export(source))
     expected = count_commands(source)
     assert share == expected.total()
-    expected["WRITE"] = sum(
-        command.bursts
-        for channel in range(len(source.channels))
-        for command in source.commands(channel)
-        if command.name == "WRITE"
-    )
+    commands = [c for channel in range(len(source.channels)) for c in source.commands(channel)]
+    expected["WRITE"] = sum(c.bursts for c in commands if c.name == "WRITE")
     counted = ("GWRITE", "COMP", "READRES", "WRBIAS", "WRITE", "AF")
     assert aim_reader.counts(path) == {name: expected[name] for name in counted}
     first, *instructions, last = aim_reader.read(path)
@@ -192,9 +183,8 @@ def test_aim_says_attention_over_a_cache(tmp_path, heads):
     order = CacheSchedule.parse("keys vector-stationary, spread 4; values row-stationary, spread 2")
     layouts = order.layouts(attention, aim, "fp16", channels=4)
     cached = CachedAttention.from_layouts("mixed", attention, order, layouts)
-    assert {part.partition("__")[2] for part in cached.programs} == {
-        *("new_keys", "scores", "new_values", "values")
-    }
+    parts = {part.partition("__")[2] for part in cached.programs}
+    assert parts == {"new_keys", "scores", "new_values", "values"}
     for source in cached.programs.values():
         check_aim_trace(source, tmp_path / f"{source.region}.aim")
         assert program_violations(source, aim) == 0
@@ -329,11 +319,8 @@ def test_perfetto_shows_every_command_once_and_none_over_another(source, spec):
             name = COMMANDS[row["command"]]
             for gang in range(4) if name == "REF" else [row["gang"]]:
                 expected[name, row["clock"], gang if name in ("G_ACT", "PRE", "REF") else row["column"]] += 1
-        shown_counts = Counter(
-            (e["name"], e["args"]["clock"], e["args"].get("gang", e["args"].get("column", -1)))
-            for e in events
-            if e["pid"] == channel
-        )
+        marks = [(e["name"], e["args"]) for e in events if e["pid"] == channel]
+        shown_counts = Counter((name, a["clock"], a.get("gang", a.get("column", -1))) for name, a in marks)
         assert shown_counts == expected
 
 

@@ -365,9 +365,8 @@ def test_trained_networks_are_right_about_pictures_that_they_have_not_seen(name)
     images, expected = (glyphs.masks if name == "glyphs-unet" else glyphs.pictures)(160)
     right = {}
     for kind, network in (("trained", model), ("drawn", drawn_at_random)):
-        session = onnxruntime.InferenceSession(
-            zoo.load_model(network, batch=160).SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        network_bytes = zoo.load_model(network, batch=160).SerializeToString()
+        session = onnxruntime.InferenceSession(network_bytes, providers=["CPUExecutionProvider"])
         classes = session.run(None, {"input": images})[0].argmax(axis=1)
         if name == "glyphs-unet":  # of the pixels of signs, and of those taken for such, the common ones
             right[kind] = 2 * (classes * expected).sum() / (classes.sum() + expected.sum())

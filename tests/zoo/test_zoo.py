@@ -16,13 +16,9 @@ from pimflow.frontend import onnx_runtime
 
 def small(dims=("N", 4), output=("N", 2)):
     """x @ w, with w of ones."""
-    return onnx_model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        {"x": dims},
-        {"y": output},
-        {"w": np.ones((4, 2), np.float32)},
-        name="small",
-    )
+    product = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    weights = {"w": np.ones((4, 2), np.float32)}
+    return onnx_model([product], {"x": dims}, {"y": output}, weights, name="small")
 
 
 def test_example_inputs_are_reproducible_normal_and_typed():
@@ -50,10 +46,8 @@ def embedding(rows, width, carriers, axis=0):
         nodes.append(helper.make_node(operator, [source, *extra], [f"c{index}"], f"c{index}", **attributes))
         source = f"c{index}"
     nodes.append(helper.make_node("Gather", ["table", source], ["y"], "pick", axis=axis))
-    stored = [
-        numpy_helper.from_array(np.zeros((rows, width), np.float32), "table"),
-        numpy_helper.from_array(np.array([6], np.int64), "six"),
-    ]
+    table = numpy_helper.from_array(np.zeros((rows, width), np.float32), "table")
+    stored = [table, numpy_helper.from_array(np.array([6], np.int64), "six")]
     return onnx_model(nodes, {"ids": (TensorProto.INT64, (2, 3))}, {"y": None}, stored, name="embedding")
 
 
@@ -388,9 +382,8 @@ def test_casts_back_and_forth_round(kind, between):
 def test_casts_to_the_type_of_a_tensor_round(kind, like):
     """As casts to that type do, wherever the tensor comes from."""
     model = casts(kind)
-    (wanted,) = onnx_runtime.reference(zoo.load_model(model))(
-        inputs := zoo.example_arrays({"x": ((64,), np.float32)})
-    )
+    inputs = zoo.example_arrays({"x": ((64,), np.float32)})
+    (wanted,) = onnx_runtime.reference(zoo.load_model(model))(inputs)
     (cast, _) = model.graph.node
     cast.CopyFrom(helper.make_node("CastLike", ["x", "like"], ["c"]))
     if like == "weight":
