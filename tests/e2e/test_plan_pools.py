@@ -108,7 +108,9 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     if name == "toy":
         staged = pipelines.make(generator, BLOCK)
         table.candidates[BLOCK.regions[0]] += (staged,)
-    plans = PlanSearch(graph, table, target_system, Goal())
+    plans = PlanSearch(
+        graph, table, target_system, Goal(kernel_device="gpu" if target == "cuda+pim" else "cpu")
+    )
     gpu_only, draw = gpu_only_plan(generator, Goal()), random.Random(0)
     inputs = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only.evaluation, goal=Goal(), original=None

@@ -65,7 +65,7 @@ def _elementwise(draw, name, sources, shape):
     weights = draw(st.sampled_from([0, shape[3]]))
     layer = Layer(
         name=name, kind="eltwise", inputs=tuple(sources), maps=(elementwise_maps(shape),) * len(sources),
-        in_place=True, weight_elements=weights, operations=math.prod(shape),
+        is_in_place=True, weight_elements=weights, operations=math.prod(shape),
     )  # fmt: skip
     return layer, shape, lambda _, index: [index]
 

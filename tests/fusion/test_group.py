@@ -100,7 +100,11 @@ def residual():
         Layer(name="a", inputs=("x",), **conv),
         Layer(name="b", inputs=("a",), **conv),
         Layer(
-            name="sum", kind="eltwise", inputs=("b", "x"), maps=(elementwise_maps(shape),) * 2, in_place=True
+            name="sum",
+            kind="eltwise",
+            inputs=("b", "x"),
+            maps=(elementwise_maps(shape),) * 2,
+            is_in_place=True,
         ),
     )
     return LayerGraph(
@@ -166,7 +170,11 @@ def bottleneck():
         Layer(name="a", inputs=("x",), **down),
         Layer(name="b", inputs=("a",), maps=((*axes, RangeMap.whole(4, 64)),), filters=64, **count),
         Layer(
-            name="sum", kind="eltwise", inputs=("b", "y"), maps=(elementwise_maps(wide),) * 2, in_place=True
+            name="sum",
+            kind="eltwise",
+            inputs=("b", "y"),
+            maps=(elementwise_maps(wide),) * 2,
+            is_in_place=True,
         ),
         Layer(name="c", inputs=("sum",), **down),
     )

@@ -25,6 +25,7 @@ from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.compiler.phases import lower
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Provenance
+from pimflow.core.product_tiles import BlockTile
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
@@ -34,7 +35,6 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.schedules.loops import nodes
-from pimflow.relay_passes.schedules.product_tiles import BlockTile
 from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost

@@ -15,8 +15,8 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
 from pimflow.compiler.kernel_checks.resources import launch_resources
+from pimflow.core.product_tiles import BlockTile
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
-from pimflow.relay_passes.schedules.product_tiles import BlockTile
 from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90")

@@ -185,8 +185,11 @@ def pointwise(inputs: list[tuple[int, ...]]) -> RegionGraph:
     """Pointwise convolutions that read one another."""
     graph = graph_of(inputs)
     shape, geometry = (1, 28, 28, 64), ConvGeometry(n=1, h=28, w=28, c=64, oc=64)
-    sizes = {"geometry": geometry, "input_shapes": (shape,), "output_shape": shape}
-    return replace(graph, regions=tuple(replace(region, **sizes) for region in graph.regions))
+    regions = (
+        replace(region, geometry=geometry, input_shapes=(shape,) * len(region.inputs), output_shape=shape)
+        for region in graph.regions
+    )
+    return replace(graph, regions=tuple(regions))
 
 
 placed = st.sampled_from([(1.0, 0.0), (0.5, 0.5), (0.0, 1.0), (0.75, 0.25)])

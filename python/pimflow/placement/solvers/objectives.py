@@ -112,6 +112,8 @@ class Goal(GoalOptions):
         the GPU's share, such as ``split:0.4``. Kept as pairs, in order of names.
     primitives : bool
         Whether the GPU may compute convolutions by primitives, in fp32.
+    kernel_device : str
+        Whose kernels' workspaces count as memory: ``gpu``, or ``cpu``, its stand-in; none by default.
 
     Raises
     ------
@@ -119,6 +121,8 @@ class Goal(GoalOptions):
         For an unknown objective, solver, mode or pin, a bound that is no number above zero, and modes
         without ``gpu``.
     """
+
+    kernel_device: str = ""
 
     def value(self, evaluation: Evaluation) -> float:
         """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""

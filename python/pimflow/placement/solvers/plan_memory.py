@@ -6,13 +6,17 @@ import copy
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, CostTable
+from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
+from pimflow.core.candidate import Candidate, CostTable, LayerAlternative
 from pimflow.core.channel_sets import channel_sets
 from pimflow.core.liveness import MEMORY, LiveBytes, Liveness, Moment, align_up
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.product_tiles import split_workspace_bytes
+from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.rewrite import OPERATOR_KERNELS, SplitRewrite
 from pimflow.core.tensor_placement import ChannelSet
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.plan_state import PlanState
+from pimflow.simulators.gpu.region_kernels import gpu_kernel, gpu_kernels
 
 
 class PlanMemory:
@@ -29,7 +33,9 @@ class PlanMemory:
     If tensors lie in several sets of memory channels, each set has a pool of its own, and the peaks are added
     up. The buffers of a candidate lie where its result does.
 
-    The pool that is built may be smaller: if a kernel writes over an operand, or parts are combined later.
+    A result of the GPU lies over an operand that is dead after it, if the kernel may overwrite that
+    (`Region.overwritable_inputs`). The pool that is built may be smaller: if other kernels write over an
+    operand, or parts are combined later.
 
     Parameters
     ----------
@@ -37,6 +43,10 @@ class PlanMemory:
         Storage type of tensors.
     table : CostTable, optional
         Its transforms make copies; without it there are none.
+    kernel_device : str
+        Whose kernels' workspaces count: ``gpu``, or ``cpu``, its stand-in; none by default.
+    limits : KernelLimits
+        Those of the GPU.
 
     Attributes
     ----------
@@ -46,8 +56,16 @@ class PlanMemory:
         Bytes of each tensor in the pool, aligned.
     """
 
-    def __init__(self, graph: RegionGraph, dtype: str, table: CostTable | None = None):
+    def __init__(
+        self,
+        graph: RegionGraph,
+        dtype: str,
+        table: CostTable | None = None,
+        kernel_device: str = "",
+        limits: KernelLimits = SMALLEST_GPU,
+    ):
         self.graph, self.dtype, self.table = graph, dtype, table
+        self.kernel_device, self.limits = kernel_device, limits
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._storage_bytes = graph.tensor_bytes(dtype)
         self.size_bytes = {name: align_up(size) for name, size in self._storage_bytes.items()}
@@ -61,17 +79,16 @@ class PlanMemory:
             if not life.name.startswith("%")
         )
         self.liveness = Liveness(steps=live.steps, lifetimes=stored)
-        self._ends = {life.name: life.end for life in stored}
-        self._counted: Collection[str] = self._order
+        self._lifetimes = {life.name: life for life in stored}
         self._live_bytes: dict[Hashable, LiveBytes] = {}
 
     def _part(self, names: Collection[str]) -> PlanMemory:
         """The memory of the results `names`, and of the buffers of candidates that give them."""
         part = copy.copy(self)
-        part._counted, part._live_bytes = names, {}
+        part._live_bytes = {}
         part.size_bytes = {name: size if name in names else 0 for name, size in self.size_bytes.items()}
-        counted = tuple(life for life in self.liveness.lifetimes if life.name in names)
-        part.liveness = replace(self.liveness, lifetimes=counted)
+        part._lifetimes = {name: life for name, life in self._lifetimes.items() if name in names}
+        part.liveness = replace(self.liveness, lifetimes=tuple(part._lifetimes.values()))
         return part
 
     def buffer_bytes(self, candidate: Candidate, moment: Moment) -> int:
@@ -80,8 +97,26 @@ class PlanMemory:
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
         is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
-        own_bytes = align_up(moment.own_bytes) if result in self._counted else 0
+        own_bytes = 0
+        if result in self._lifetimes:
+            own_bytes = align_up(moment.own_bytes)
+            own_bytes += align_up(self._workspace_bytes(candidate)) if moment.reads else 0
         return own_bytes + (self.size_bytes[result] if is_narrow and result in self._output_bytes else 0)
+
+    def _workspace_bytes(self, candidate: Candidate) -> int:
+        """Bytes of the workspace of the kernel that computes a region, in whole or in part."""
+        if not self.kernel_device or candidate.alternative != LayerAlternative():
+            return 0
+        region, kernels = self.graph.region(candidate.covers[-1]), list[Kernel]()
+        if self.kernel_device == "cpu":
+            is_plain = candidate.rewrite == OPERATOR_KERNELS
+            return region.kernel.workspace_elements * ELEMENT_BYTES[self.dtype] if is_plain else 0
+        if candidate.rewrite == OPERATOR_KERNELS:
+            kernels = gpu_kernels(region, self.dtype)
+        elif isinstance(candidate.rewrite, SplitRewrite):
+            kernels = [gpu_kernel(region, self.dtype, candidate.rewrite.split(region.layer))]
+        sizes = (split_workspace_bytes(kernel, self.dtype, self.limits) for kernel in kernels)
+        return max(sizes, default=0)
 
     def live_bytes(self, candidate: Candidate) -> LiveBytes:
         """Bytes of the tensors that are live while `candidate` does its regions."""
@@ -117,15 +152,47 @@ class PlanMemory:
             if growth
         }
 
+    def overwritable_inputs(self, candidate: Candidate) -> tuple[str, ...]:
+        """Inputs of `candidate` that are dead after it, so that its result may lie over one of them.
+
+        It does if the input lies in the same memory, is not copied, and no deferred epilogue needs it.
+        """
+        is_plain = candidate.rewrite == OPERATOR_KERNELS and candidate.alternative == LayerAlternative()
+        steps = candidate.footprint.run_moments
+        if not is_plain or any(step.writes and not step.reads for step in steps):
+            return ()
+        region = self.graph.region(candidate.covers[-1])
+        lives, end = self._lifetimes, self._order[region.name] + 1
+        result = lives.get(region.name)
+        if result is None or result.alias:
+            return ()
+        return tuple(
+            name
+            for name in region.overwritable_inputs
+            if (life := lives.get(name)) and life.end == end and life.size_bytes == result.size_bytes
+            if not life.alias and not life.pinned
+        )
+
+    def _overwritten_bytes(self, candidate: Candidate, state: PlanState, copied: Collection[str]) -> int:
+        """Bytes of the input that the result of `candidate` lies over in `state`; 0 if there is none."""
+        deferred = [self.graph.region(name) for name in state.deferred_epilogues]
+        needed = {name for region in deferred for name in (region.name, *region.inputs[region.operands :])}
+        inputs = set(self.overwritable_inputs(candidate)).difference(needed, copied)
+        return self._lifetimes[candidate.covers[-1]].size_bytes if inputs else 0
+
     def peak_bytes(self, candidate: Candidate, state: PlanState) -> int:
         """Peak bytes that are live while `candidate` runs in `state`, first while it copies its inputs."""
         live, position = self.live_bytes(candidate), self._order[candidate.covers[0]]
         copies, peaks = 0, list[int]()
         transforms = self.table and plan_state.layout_transforms(self.graph, self.table, candidate, state)
-        for tensor, task in (transforms or {}).items():
-            if task.launched:  # others make no copy
-                peaks.append(live.moment_bytes(writes=False) + copies + self.size_bytes[tensor])
-                copies += self.copy_bytes(tensor, position)
+        copied = [
+            tensor for tensor, task in (transforms or {}).items() if task.launched
+        ]  # others make no copy
+        for tensor in copied:
+            peaks.append(live.moment_bytes(writes=False) + copies + self.size_bytes[tensor])
+            copies += self.copy_bytes(tensor, position)
+        overwritten_bytes = self._overwritten_bytes(candidate, state, copied)
+        live = replace(live, written_bytes=live.written_bytes - overwritten_bytes)
         for moment in candidate.footprint.run_moments:
             moment_bytes = live.moment_bytes(moment.reads, moment.writes)
             peaks.append(moment_bytes + self.buffer_bytes(candidate, moment) + copies)
@@ -134,7 +201,8 @@ class PlanMemory:
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
-        return self.size_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
+        life = self._lifetimes.get(tensor)
+        return self.size_bytes[tensor] if life and life.end > position + 1 else 0
 
     def _epilogue_bytes(
         self, candidate: Candidate, position: int, deferred_epilogues: Collection[str]
@@ -148,7 +216,7 @@ class PlanMemory:
             return 0
         regions = (self.graph.region(name) for name in deferred_epilogues)
         operands = {name for region in regions for name in region.inputs[region.operands :]}
-        held = [name for name in operands if name in self._order and self._ends.get(name, 0) <= position]
+        held = [name for name in operands if (life := self._lifetimes.get(name)) and life.end <= position]
         if candidate.fuses_epilogue:
             results_read = set(plan_state.results_read(self.graph, candidate))
             held += filter(self.graph.is_shared, results_read.intersection(deferred_epilogues))

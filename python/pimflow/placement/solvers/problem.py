@@ -147,8 +147,7 @@ class PlacementProblem:
             "fuses_epilogue": candidate.fuses_epilogue,
         }
 
-    @staticmethod
-    def _reading_key(candidate: Candidate) -> Hashable:
+    def _reading_key(self, candidate: Candidate) -> Hashable:
         """A key that is equal for candidates of the same regions if they read alike in every state."""
         return (
             candidate.covers,
@@ -157,6 +156,7 @@ class PlacementProblem:
             candidate.requires_open,
             bool(candidate.deferred_epilogue),
             candidate.alternative.original,
+            self.memory.overwritable_inputs(candidate),
         )
 
     def _append_reading(self, tables: Tables, index: int, candidate: Candidate) -> None:
@@ -171,6 +171,7 @@ class PlacementProblem:
             if (source := self._aliases.source(name)) in self._order:
                 reads[source].append(name)
         deferrable = sorted(name for name in reads if name in results and name in self._can_defer)
+        overwritable = self.memory.overwritable_inputs(candidate)
         edges = self._append_input_copies(tables, candidate, names)
         for region, read_names in reads.items():
             tables.append(
@@ -180,6 +181,7 @@ class PlacementProblem:
                 is_late=late.issuperset(read_names),
                 is_result=not results.isdisjoint(read_names),
                 is_addend=region in addends,
+                is_overwritable=region in overwritable,
                 deferred=deferrable.index(region) if region in deferrable else -1,
                 copy_outlives_source=self.memory.copy_bytes(region, index) > 0,
             )
