@@ -88,19 +88,8 @@ INSIDE = {
 }
 # By dotted name without ``pimflow.``; a folder stands for all that is in it but what `WITH_TVM` names.
 WITHOUT_TVM = (
-    *(
-        "errors",
-        "core",
-        "host",
-        "zoo",
-        "hardware",
-        "memory",
-        "primitives",
-        "simulators",
-        "fusion",
-        "placement",
-        "report_page",
-    ),
+    *("errors", "core", "host", "zoo", "hardware", "memory", "primitives"),
+    *("simulators", "fusion", "placement", "report_page"),
     *("pim_backend.programs", "compiler.artifact", "compiler.interface", "tvm_extension.install"),
     *("commands.main", "commands.command_line", "commands.parser"),
     *("decomposition.factors", "decomposition.ranks", "decomposition.request", "decomposition.factorisation"),
@@ -236,11 +225,7 @@ def faults(module: str, source: str, is_package: bool = False) -> list[str]:
 
 def source_level(source: str, line: int) -> bool:
     """Whether the import in `line` runs when the module is imported."""
-    return any(
-        node.lineno == line
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
+    return any(n.lineno == line for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom))
 
 
 def script_faults(name: str, source: str) -> list[str]:
@@ -261,11 +246,7 @@ def script_faults(name: str, source: str) -> list[str]:
 
 
 def test_imports_point_downwards():
-    wrong = [
-        fault
-        for module, path in MODULES.items()
-        for fault in faults(module, path.read_text(), path.name == "__init__.py")
-    ]
+    wrong = [fault for m, p in MODULES.items() for fault in faults(m, p.read_text(), p.name == "__init__.py")]
     assert wrong == []
 
 

@@ -146,6 +146,4 @@ def graphs(draw, most=6, plain=False):
             layer_parts = _elementwise(draw, name, [source], shape)
         layer, shapes[name], reads[name] = layer_parts
         layers.append(layer)
-    return GraphWithReads(
-        LayerGraph(name="drawn", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads
-    )
+    return GraphWithReads(LayerGraph(name="d", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads)

@@ -195,9 +195,7 @@ def test_wide_maps_go_channel_by_channel():
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements
     half = Accelerator(on_chip_bytes=2 * 220, dtype="fp16")  # where sums have no room to wait
-    assert not any(
-        run.sums for half_group in fuse_layers(bottleneck(), half).groups for run in half_group.channel_runs
-    )
+    assert not any(run.sums for g in fuse_layers(bottleneck(), half).groups for run in g.channel_runs)
 
 
 @pytest.mark.long

@@ -91,12 +91,7 @@ def test_a_read_before_its_copy_is_finished_is_found(kernel):
 def test_a_copy_needs_a_barrier_after_its_wait(kernel):
     """Its own thread has waited for it, but not the others that read it."""
     nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-    rules = [
-        (
-            tirx.Evaluate,
-            lambda stmt: nothing if "tvm_storage_sync" in str(getattr(stmt, "value", "")) else stmt,
-        )
-    ]
+    rules = [(tirx.Evaluate, lambda s: nothing if "tvm_storage_sync" in str(getattr(s, "value", "")) else s)]
     body = tvm_ffi.structural_map(kernel.lowered.body, rules)
     findings = check_kernel(replace(kernel, lowered=kernel.lowered.with_body(body))).findings
     assert Fault.THREADS_RACE in {finding.fault for finding in findings}

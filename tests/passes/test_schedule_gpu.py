@@ -350,11 +350,6 @@ def test_rewrite():
     same_values(GpuScheduleBefore["total"], Reduce())
 
 
-def test_what_is_scheduled_stays():
-    mod = tvm.IRModule({"total": GpuScheduleBefore["total"].with_attr("tirx.is_scheduled", True)})
-    tvm.ir.assert_structural_equal(schedule_gpu(mod), mod)
-
-
 def test_no_schedule_is_an_error():
     with (
         tvm.target.Target("llvm"),

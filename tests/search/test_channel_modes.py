@@ -112,11 +112,8 @@ def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph)
             elif not str(c.channels):
                 read = [n for n in graph.region(name).inputs if n in table.candidates]
                 assert c.input == c.output == IN_GPU_CHANNELS
-                edges = [
-                    table.transform(n, far, IN_GPU_CHANNELS)
-                    for n in read
-                    for far in (IN_ALL_CHANNELS, IN_PIM_CHANNELS)
-                ]
+                placements = (IN_ALL_CHANNELS, IN_PIM_CHANNELS)
+                edges = [table.transform(n, far, IN_GPU_CHANNELS) for n in read for far in placements]
                 assert not any(edge.possible for edge in edges)
             else:
                 result_kept = c.channels.result_in_l2

@@ -46,9 +46,7 @@ def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
 
 @pytest.mark.parametrize(("taps", "outputs"), [(1, 96), (3, 64), (3, 256)])
 def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, taps, outputs):
-    g = ConvGeometry(
-        n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4, stride=(1, 1)
-    )
+    g = ConvGeometry(n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4)
     region = replace(next(r for r in searched.graph.regions if r.operator == "conv2d"), geometry=g)
     tasks = searched.generator.task_builder
     elements = 14 * 14 * outputs
@@ -115,9 +113,7 @@ def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     graph, table = searched.graph, searched.table
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()
     assert any(getattr(c.rewrite, "axis", "") == "reduction" for c in free.candidates)
-    candidates = {
-        name: tuple(c for c in item if not c.defers_partial_sum) for name, item in table.candidates.items()
-    }
+    candidates = {n: tuple(c for c in row if not c.defers_partial_sum) for n, row in table.candidates.items()}
     without = replace(table, candidates=candidates)
     for share in (0.9, 0.99):
         goal = Goal(max_memory_bytes=share * free.memory_bytes)

@@ -7,6 +7,7 @@ that is too large, the search has a smaller bound; at last the plan is the one t
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -87,13 +88,18 @@ class PlanPools:
         return self.system.dtype if self.kernel_device == "gpu" else "fp32"
 
     def search_bound(self, bound: float) -> float:
-        """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
-        search_dtype, stored_dtype = self.system.dtype, self._storage_dtype
-        if stored_dtype == search_dtype:
-            return bound
-        # The smaller the type, the larger is the share of bytes that alignment leaves unused.
-        unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
-        return bound * ELEMENT_BYTES[search_dtype] / ELEMENT_BYTES[stored_dtype] + unused
+        """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built.
+
+        The smaller the type, the larger is the share of bytes that alignment leaves unused: a plan that the
+        search counts to exceed this may still be within `bound`.
+        """
+        return bound * ELEMENT_BYTES[self.system.dtype] / ELEMENT_BYTES[self._storage_dtype]
+
+    @property
+    def unused_bytes(self) -> int:
+        """By how many bytes a plan may exceed `search_bound` at most, and yet keep to the bound as built."""
+        is_converted = self._storage_dtype != self.system.dtype
+        return ALIGNMENT_BYTES * len(main_bindings(self.network.module)) if is_converted else 0
 
     def smallest(self, plans: Iterable[SearchResult]) -> SearchResult:
         """The plan with the smallest pool; of equal ones the fastest, then the first.
@@ -227,16 +233,22 @@ def _infeasible_error(graph: RegionGraph, needed_bytes: int, goal: Goal) -> Infe
 def _search_with_bound(
     bound: float | None, search: Callable[[float | None], SearchResult], pools: PlanPools
 ) -> SearchResult:
-    """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound."""
-    search_result, search_bytes = None, bound and pools.search_bound(bound)
-    for _ in range(SEARCHES):
-        try:
-            search_result = search(search_bytes)
-        except InfeasibleError:
-            break
-        if bound is None or search_bytes is None or (size_bytes := pools.pool_bytes(search_result)) <= bound:
+    """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound.
+
+    If there is none, the result is that of a search without a bound.
+    """
+    if bound is None:
+        return search(None)
+    search_result, search_bytes = None, pools.search_bound(bound)
+    for slack_bytes in (0, pools.unused_bytes):
+        with contextlib.suppress(InfeasibleError):
+            search_result = search_result or search(search_bytes + slack_bytes)
+    for _ in range(SEARCHES - 1):
+        if search_result is None or (size_bytes := pools.pool_bytes(search_result)) <= bound:
             break
         search_bytes *= bound / size_bytes
+        with contextlib.suppress(InfeasibleError):
+            search_result = search(search_bytes)
     return search_result or search(None)
 
 

@@ -158,6 +158,11 @@ class ConvGeometry:
         return replace(self, n=self.n * matrices, c=self.c // matrices, oc=self.oc // matrices, groups=1)
 
     @property
+    def input_elements(self) -> int:
+        """Elements of its input."""
+        return self.n * self.h * self.w * self.c
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each channel is a group."""
         return self.groups == self.c > 1

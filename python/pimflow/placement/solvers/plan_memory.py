@@ -65,7 +65,7 @@ class PlanMemory:
         limits: KernelLimits = SMALLEST_GPU,
     ):
         self.graph, self.dtype, self.table = graph, dtype, table
-        self.kernel_device, self.limits = kernel_device, limits
+        self._kernel_device, self._limits = kernel_device, limits
         self._order = {region.name: position for position, region in enumerate(graph.regions)}
         self._storage_bytes = graph.tensor_bytes(dtype)
         self.size_bytes = {name: align_up(size) for name, size in self._storage_bytes.items()}
@@ -79,7 +79,7 @@ class PlanMemory:
             if not life.name.startswith("%")
         )
         self.liveness = Liveness(steps=live.steps, lifetimes=stored)
-        self._lifetimes = {life.name: life for life in stored}
+        self._lives = {life.name: life for life in stored}
         self._live_bytes: dict[Hashable, LiveBytes] = {}
 
     def _part(self, names: Collection[str]) -> PlanMemory:
@@ -87,8 +87,8 @@ class PlanMemory:
         part = copy.copy(self)
         part._live_bytes = {}
         part.size_bytes = {name: size if name in names else 0 for name, size in self.size_bytes.items()}
-        part._lifetimes = {name: life for name, life in self._lifetimes.items() if name in names}
-        part.liveness = replace(self.liveness, lifetimes=tuple(part._lifetimes.values()))
+        part._lives = {name: life for name, life in self._lives.items() if name in names}
+        part.liveness = replace(self.liveness, lifetimes=tuple(part._lives.values()))
         return part
 
     def buffer_bytes(self, candidate: Candidate, moment: Moment) -> int:
@@ -98,24 +98,24 @@ class PlanMemory:
         """
         is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
         own_bytes = 0
-        if result in self._lifetimes:
-            own_bytes = align_up(moment.own_bytes)
-            own_bytes += align_up(self._workspace_bytes(candidate)) if moment.reads else 0
+        if result in self._lives:
+            workspace_bytes = self._workspace_bytes(candidate) if moment.reads else 0
+            own_bytes = align_up(moment.own_bytes) + align_up(workspace_bytes)
         return own_bytes + (self.size_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
     def _workspace_bytes(self, candidate: Candidate) -> int:
         """Bytes of the workspace of the kernel that computes a region, in whole or in part."""
-        if not self.kernel_device or candidate.alternative != LayerAlternative():
+        if not self._kernel_device or candidate.alternative != LayerAlternative():
             return 0
         region, kernels = self.graph.region(candidate.covers[-1]), list[Kernel]()
-        if self.kernel_device == "cpu":
+        if self._kernel_device == "cpu":
             is_plain = candidate.rewrite == OPERATOR_KERNELS
             return region.kernel.workspace_elements * ELEMENT_BYTES[self.dtype] if is_plain else 0
         if candidate.rewrite == OPERATOR_KERNELS:
             kernels = gpu_kernels(region, self.dtype)
         elif isinstance(candidate.rewrite, SplitRewrite):
             kernels = [gpu_kernel(region, self.dtype, candidate.rewrite.split(region.layer))]
-        sizes = (split_workspace_bytes(kernel, self.dtype, self.limits) for kernel in kernels)
+        sizes = (split_workspace_bytes(kernel, self.dtype, self._limits) for kernel in kernels)
         return max(sizes, default=0)
 
     def live_bytes(self, candidate: Candidate) -> LiveBytes:
@@ -162,14 +162,13 @@ class PlanMemory:
         if not is_plain or any(step.writes and not step.reads for step in steps):
             return ()
         region = self.graph.region(candidate.covers[-1])
-        lives, end = self._lifetimes, self._order[region.name] + 1
-        result = lives.get(region.name)
+        end, result = self._order[region.name] + 1, self._lives.get(region.name)
         if result is None or result.alias:
             return ()
         return tuple(
             name
             for name in region.overwritable_inputs
-            if (life := lives.get(name)) and life.end == end and life.size_bytes == result.size_bytes
+            if (life := self._lives.get(name)) and life.end == end and life.size_bytes == result.size_bytes
             if not life.alias and not life.pinned
         )
 
@@ -178,30 +177,27 @@ class PlanMemory:
         deferred = [self.graph.region(name) for name in state.deferred_epilogues]
         needed = {name for region in deferred for name in (region.name, *region.inputs[region.operands :])}
         inputs = set(self.overwritable_inputs(candidate)).difference(needed, copied)
-        return self._lifetimes[candidate.covers[-1]].size_bytes if inputs else 0
+        return self._lives[candidate.covers[-1]].size_bytes if inputs else 0
 
     def peak_bytes(self, candidate: Candidate, state: PlanState) -> int:
         """Peak bytes that are live while `candidate` runs in `state`, first while it copies its inputs."""
         live, position = self.live_bytes(candidate), self._order[candidate.covers[0]]
         copies, peaks = 0, list[int]()
         transforms = self.table and plan_state.layout_transforms(self.graph, self.table, candidate, state)
-        copied = [
-            tensor for tensor, task in (transforms or {}).items() if task.launched
-        ]  # others make no copy
+        copied = [tensor for tensor, task in (transforms or {}).items() if task.launched]  # others make none
         for tensor in copied:
             peaks.append(live.moment_bytes(writes=False) + copies + self.size_bytes[tensor])
             copies += self.copy_bytes(tensor, position)
         overwritten_bytes = self._overwritten_bytes(candidate, state, copied)
-        live = replace(live, written_bytes=live.written_bytes - overwritten_bytes)
         for moment in candidate.footprint.run_moments:
-            moment_bytes = live.moment_bytes(moment.reads, moment.writes)
+            moment_bytes = live.moment_bytes(moment.reads, moment.writes) - moment.writes * overwritten_bytes
             peaks.append(moment_bytes + self.buffer_bytes(candidate, moment) + copies)
         half_bytes = sum(self.size_bytes[name] for name in state.partial_sums)
         return max(peaks) + half_bytes + self._epilogue_bytes(candidate, position, state.deferred_epilogues)
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
-        life = self._lifetimes.get(tensor)
+        life = self._lives.get(tensor)
         return self.size_bytes[tensor] if life and life.end > position + 1 else 0
 
     def _epilogue_bytes(
@@ -216,7 +212,7 @@ class PlanMemory:
             return 0
         regions = (self.graph.region(name) for name in deferred_epilogues)
         operands = {name for region in regions for name in region.inputs[region.operands :]}
-        held = [name for name in operands if (life := self._lifetimes.get(name)) and life.end <= position]
+        held = [name for name in operands if (life := self._lives.get(name)) and life.end <= position]
         if candidate.fuses_epilogue:
             results_read = set(plan_state.results_read(self.graph, candidate))
             held += filter(self.graph.is_shared, results_read.intersection(deferred_epilogues))

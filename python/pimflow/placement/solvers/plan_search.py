@@ -51,7 +51,7 @@ class PlanSearch:
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.progress = progress
         limits = system.gpu.kernel_limits(system.dtype)
-        self.memory = PlanMemory(graph, system.dtype, table, kernel_device=goal.kernel_device, limits=limits)
+        self.memory = PlanMemory(graph, system.dtype, table, goal.kernel_device, limits)
         self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system))
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
         self._is_gpu_only = not any(

@@ -6,6 +6,8 @@
  * narrow position (`LookaheadBounds`), after which all work waits for one result; what follows: segment_search.cc.
  */
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
 
 #include "label_search.h"
@@ -45,6 +47,7 @@ void LabelSearch::PrepareBounds() {
     }
   }
   expansions_.resize(groups);
+  PreparePoolBounds();
   PrepareGroupBounds(groups);
   PrepareResourceUses();
   delays_.resize(live_.shapes());
@@ -89,6 +92,58 @@ void LabelSearch::PrepareGroupBounds(int groups) {
   }
 }
 
+/*!
+ * \brief Lower bounds of the bytes that are live during a group; plus 2 if its inputs are, plus 1 if its outputs are.
+ *
+ * Each result counts with the fewest bytes of its layouts, and an alias class with its largest result: so parts of it
+ * may lie in one set of channels or in several.
+ */
+std::array<double, 4> LabelSearch::LiveBytes(const Group& group) const {
+  std::array<double, 4> live_bytes{};
+  std::map<int, std::array<double, 4>> alias_classes;
+  for (int n = 0; n < group.end; ++n) {
+    const Region& region = problem_.regions[n];
+    const bool is_input = n < group.begin, outlives = region.live_end > group.end;
+    if (is_input ? region.live_end <= group.begin : region.live_end <= n) continue;
+    if (group.fuses_regions && !is_input && n + 1 < group.end && !outlives) continue;  // never stored
+    double min_bytes = kInfinite;
+    for (const ResultLayout& layout : region.layouts) min_bytes = std::min(min_bytes, double(layout.bytes));
+    auto& alias_class = alias_classes[region.alias < 0 ? -1 - n : int(region.alias)];
+    for (int i = 0; i < 4; ++i) {
+      // An output that does not outlive the group may count as an input of its class.
+      const bool is_live = is_input ? outlives || i & 2 : i & 1 && (outlives || i & 2);
+      if (is_live) alias_class[i] = std::max(alias_class[i], min_bytes);
+    }
+  }
+  for (const auto& [alias, bytes] : alias_classes) {
+    for (int i = 0; i < 4; ++i) live_bytes[i] += bytes[i];
+  }
+  const auto& operands = group.reading->operands;
+  if (std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.is_overwritable; })) {
+    live_bytes[3] -= alias_classes[-int(group.end)][3];  // the result may lie over an operand
+  }
+  return live_bytes;
+}
+
+/*! \brief Bound the pools from each position on: together they are no smaller than what is live at one time. */
+void LabelSearch::PreparePoolBounds() {
+  pool_bounds_.assign(positions_ + 1, 0);
+  candidate_bytes_.assign(problem_.candidates.size(), 0);
+  for (int p = positions_ - 1; p >= 0 && pools_; --p) {
+    pool_bounds_[p] = kInfinite;
+    for (const Group& group : problem_.groups[p]) {
+      const std::array<double, 4> live_bytes = LiveBytes(group);
+      for (int candidate : group.candidates) {
+        double& bytes = candidate_bytes_[candidate] = pool_bounds_[group.end];
+        for (const AllocationStep& step : problem_.candidates[candidate].allocation_steps) {
+          bytes = std::max(bytes, step.buffer_bytes + live_bytes[2 * (step.reads != 0) + (step.writes != 0)]);
+        }
+        pool_bounds_[p] = std::min(pool_bounds_[p], bytes);
+      }
+    }
+  }
+}
+
 /*! \brief Note which resources the groups at each position may use. */
 void LabelSearch::PrepareResourceUses() {
   uses_resource_.assign(positions_, std::vector<char>(resources_));
@@ -117,7 +172,7 @@ void LabelSearch::MakeSegments() {
     for (int u = p + 1; u < positions_ && is_narrow; ++u) is_narrow = IsTime(DelayBound(live_.ResultShape(p), u));
     position_segments_.push_back(static_cast<int>(segments_.size()));
     if (!is_narrow && p + 1 < positions_) continue;
-    segments_.push_back({begin, p + 1, {}});
+    segments_.push_back({begin, p + 1, {}, false});
     begin = p + 1;
   }
 }
@@ -299,7 +354,7 @@ double LabelSearch::ValueBound(int position, const Bucket& bucket, const BucketB
                                const double* row) const {
   if (!query_.minimises_memory) return LowerBound(position, bucket, bounds, row, 0);
   const double* peaks = row + bucket.width - criteria_ - pools_;
-  return std::accumulate(peaks, peaks + pools_, 0.0);
+  return std::max(std::accumulate(peaks, peaks + pools_, 0.0), pool_bounds_[position]);
 }
 
 }  // namespace placement

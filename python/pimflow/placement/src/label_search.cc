@@ -19,7 +19,7 @@ constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beyond twice the filt
 constexpr size_t kLabelsPerClockCheck = 256;  // compared between two looks at the clock
 constexpr size_t kStoredLabelFactor = 4;      // labels stored at a position for each that may be expanded
 constexpr int64_t kLateBeam = 100;            // labels of a position after the deadline
-constexpr size_t kHopelessLabels = 100'000;    // of a position, from which on a search is given up …
+constexpr size_t kHopelessLabels = 30'000;    // of a position, from which on a search is given up …
 constexpr double kHopelessGap = 0.05;         // … if their bounds are by this share below the best plan
 
 }  // namespace
@@ -58,6 +58,7 @@ const LabelSearch::Expansion& LabelSearch::FindExpansion(const Group& group, con
   std::vector<double> free_ns(resources_), launches_ns;
   for (int candidate : group.candidates) {
     if (query_.only_gpu && !problem_.candidates[candidate].on_gpu) continue;
+    if (candidate_bytes_[candidate] > query_.max_memory_bytes) continue;
     ExpandedCandidate expanded = problem_.ExpandCandidate(group, candidate, predecessor);
     AddSums(expanded);
     launches_ns.clear();

@@ -153,7 +153,11 @@ class LabelSearch {
     std::unordered_map<uint64_t, Bounds> bounds;  // by deferred epilogues and flags
   };
   /*! \brief The positions up to and with a narrow one; by criterion the mixes of resources with the best bounds. */
-  struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
+  struct Segment {
+    int begin, end;
+    std::vector<std::vector<int>> mixes;
+    bool is_unprovable = false;  // a search bounds no better than a lookahead
+  };
   /*! \brief By criterion, lower bounds from each slot to the end, and for each mix of the segment. */
   struct BucketBounds {
     std::vector<std::vector<double>> tails, loads;
@@ -196,6 +200,8 @@ class LabelSearch {
   void PrepareBounds();
   void PrepareGroupBounds(int groups);
   void PrepareResourceUses();
+  void PreparePoolBounds();
+  std::array<double, 4> LiveBytes(const Group& group) const;
   void MakeSegments();
   void MakeMixes(std::vector<int>& parts, int resource, int parts_left);
   void PrepareSegment(int s);
@@ -293,6 +299,7 @@ class LabelSearch {
   std::vector<std::vector<std::vector<double>>> load_bounds_;
   std::vector<std::vector<double>> group_end_bounds_;
   std::vector<std::unordered_map<uint64_t, std::vector<double>>> segment_bounds_;
+  std::vector<double> pool_bounds_, candidate_bytes_;  // lower bounds of the pools from a position, or candidate, on
   std::vector<char> can_continue_, can_follow_;    // by position, whether a group that begins there does
   std::vector<double> min_ns_;                     // by group, lower bound of its time
   std::vector<std::deque<Expansion>> expansions_;  // by group

@@ -22,27 +22,41 @@ namespace {
 constexpr int64_t kBeam = 100;       // its plan is an upper bound for the exact search
 constexpr int64_t kEasy = 4000;      // labels at a position, up to which bounds of segments take longer than they save
 constexpr int64_t kWideBeam = 1000;  // for a better plan where the exact search is given up
+constexpr double kSmallGap = 5e-3;   // of a value, which one run closes
+constexpr double kUnknownGap = 0.1;  // of the bound, where no plan is known
 
 double BestValue(const LabelSearch& search, const Result& result) {
   return result.solutions.empty() ? kInfinite : search.Value(result.solutions[0]);
 }
 
+/*!
+ * \brief A run of a search with a beam, or exactly, for plans up to a share of the way from the bound to the best value.
+ *
+ * The labels of an exact search grow fast with the values that it allows, and the best is often near the bound.
+ */
+struct Run { int64_t beam; double share; };
+
 /*! \brief The best plan of a value of at most `upper_bound`, if not `best`, from which on it is searched. */
-Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<int64_t> beams,
-                    Result best = {{}, -kInfinite}) {
-  double bound = best.bound;
-  const double first_value = BestValue(search, best);
-  search.SetUpperBound(first_value < kInfinite ? first_value * (1 + kRounding) : upper_bound);
-  for (int64_t beam : beams) {
-    Result next = search.Run(beam);
-    if (next.solutions.empty()) next.solutions = std::move(best.solutions);
-    best = std::move(next);
-    const double value = BestValue(search, best);
-    bound = std::max(bound, std::min(best.bound, value));
-    if (bound >= value || (value < kInfinite && search.IsTimeUp())) break;
-    if (value < kInfinite) search.SetUpperBound(value * (1 + kRounding));
+Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<Run> runs, Result best) {
+  bool is_hopeless = false;  // labels were dropped although all were searched
+  for (const Run& run : runs) {
+    if (!run.beam && (is_hopeless || (run.share < 1 && search.IsTimeUp()))) continue;
+    const double value = BestValue(search, best), last = value < kInfinite ? value * (1 + kRounding) : upper_bound;
+    const bool allows_all = run.share >= 1 || last - best.bound < kSmallGap * last;
+    double limit = last;
+    if (!allows_all) limit = best.bound + run.share * (std::min(last, best.bound * (1 + kUnknownGap)) - best.bound);
+    search.SetUpperBound(limit);
+    Result next = search.Run(run.beam);
+    is_hopeless |= !run.beam && next.dropped_bound < kInfinite;
+    best.bound = std::max(best.bound, allows_all ? next.bound : std::min(next.bound, limit));
+    best.labels += next.labels;
+    best.max_labels_at_position = std::max(best.max_labels_at_position, next.max_labels_at_position);
+    best.dropped_bound = next.dropped_bound;
+    if (!next.solutions.empty()) best.solutions = std::move(next.solutions);
+    const double best_value = BestValue(search, best);
+    if (best.bound >= best_value || (best_value < kInfinite && search.IsTimeUp())) break;
   }
-  best.bound = bound;
+  best.bound = std::min(best.bound, BestValue(search, best));
   return best;
 }
 
@@ -93,7 +107,7 @@ std::array<PoolBox, 2> Split(const PoolBox& box, double budget) {
  * If each pool has a bound of its own, labels need not compare peaks: a search is as fast as one without memory. Boxes
  * are split until the best plan of each keeps to the budget, or is no better than a known plan.
  */
-Result BranchOnPools(LabelSearch& search, const Query& query, Result best) {
+Result BranchOnPools(LabelSearch& search, const Query& query, int64_t beam, Result best) {
   const double budget = query.max_memory_bytes;
   if (const std::optional<Result> whole = search.RunExact(query.compared_labels)) return *whole;
   double upper_bound = std::min(query.criteria[0].upper_bound, BestValue(search, best) * (1 - kRounding));
@@ -110,7 +124,7 @@ Result BranchOnPools(LabelSearch& search, const Query& query, Result best) {
     }
     if (!box.HasBestPlan()) {
       search.BoundPools(box.max_bytes);
-      box.best = FindBestPlan(search, upper_bound, {kBeam, 0});
+        box.best = FindBestPlan(search, upper_bound, {{beam, 1}, {0, 1.0 / 16}, {0, 1.0 / 4}, {0, 1}}, {{}, box.bound});
       box.bound = std::max(box.bound, box.best.bound);
       best.labels += box.best.labels;
       best.max_labels_at_position = std::max(best.max_labels_at_position, box.best.max_labels_at_position);
@@ -138,7 +152,7 @@ Result Minimise(const MakeSearch& make_search, const Query& query) {
   const double upper_bound = query.minimises_memory ? query.max_memory_bytes : query.criteria[0].upper_bound;
   const int64_t beam = shares_budget ? std::min(kBeam, query.compared_labels) : kBeam;
   std::unique_ptr<LabelSearch> search = make_search(false);
-  Result best = FindBestPlan(*search, upper_bound, {beam});
+  Result best = FindBestPlan(*search, upper_bound, {{beam, 1}}, {{}, -kInfinite});
   // With as few labels a further run finds no more.
   if (query.max_labels <= kBeam || best.bound >= BestValue(*search, best)) return best;
   if (!shares_budget) {
@@ -152,9 +166,9 @@ Result Minimise(const MakeSearch& make_search, const Query& query) {
   search = make_search(true);
   if (shares_budget) {
     search->SetUpperBound(std::min(upper_bound, BestValue(*search, best) * (1 + kRounding)));
-    return BranchOnPools(*search, query, std::move(best));
+    return BranchOnPools(*search, query, beam, std::move(best));
   }
-  return FindBestPlan(*search, upper_bound, {0, kWideBeam}, std::move(best));
+  return FindBestPlan(*search, upper_bound, {{0, 1}, {kWideBeam, 1}}, std::move(best));
 }
 
 }  // namespace placement

@@ -21,6 +21,7 @@ namespace placement {
 namespace {
 
 constexpr int64_t kFirstBeam = 50, kSegmentBeam = 1000;  // labels at a position
+constexpr double kUnprovableGap = 0.1;  // of the first beam, from which on a wider one would prove nothing
 
 }  // namespace
 
@@ -43,6 +44,7 @@ bool LabelSearch::MayApplyEarlierEpilogues(const Segment& segment) const {
 /*! \brief A lower bound of the only criterion from the begin of a segment on, beyond the sums, in a state. */
 double LabelSearch::SearchSegment(int s, const Key& key) {
   const int begin = segments_[s].begin, end = segments_[s].end;
+  if (segments_[s].is_unprovable) return -kInfinite;
   if (problem_.launches_ahead && MayApplyEarlierEpilogues(segments_[s])) return -kInfinite;
   const double given_bound = query_.criteria[0].upper_bound;
   const double longest_ns = *std::max_element(problem_.longest_launch_ns.begin(), problem_.longest_launch_ns.end());
@@ -64,6 +66,8 @@ double LabelSearch::SearchSegment(int s, const Key& key) {
     }
     bound = std::max(bound, std::min(value, dropped_bound_));
     if (bound >= value) break;
+    segments_[s].is_unprovable = bound < (1 - kUnprovableGap) * value;
+    if (segments_[s].is_unprovable) break;
     query_.criteria[0].upper_bound = value * (1 + kRounding);
   }
   query_.criteria[0].upper_bound = given_bound;
