@@ -240,7 +240,8 @@ def _busy_before_ps(events: Iterable[Event], resource: str, moments_ps: np.ndarr
     borders_ps = np.array(spans_ps).ravel()
     added_ps = np.diff(borders_ps, prepend=0)
     added_ps[::2] = 0  # idle until a task begins
-    return np.interp(moments_ps, borders_ps, np.cumsum(added_ps))
+    busy_ps: np.ndarray = np.interp(moments_ps, borders_ps, np.cumsum(added_ps))
+    return busy_ps
 
 
 def static_pj_per_ns(system: System) -> float:
