@@ -236,14 +236,12 @@ def _latency_increase_ps(events: Iterable[Event]) -> dict[str, int]:
 
 def _busy_before_ps(events: Iterable[Event], resource: str, moments_ps: np.ndarray) -> np.ndarray:
     """How long `resource` was busy before each of `moments_ps`, which does one task at a time, in order."""
-    spans_ps = [(event.start_ps, event.end_ps) for event in events if event.resource == resource]
-    if not spans_ps:
-        return np.zeros_like(moments_ps)
-    spans = np.array(spans_ps)
-    totals_ps = np.cumsum(spans[:, 1] - spans[:, 0])
-    index = np.searchsorted(spans[:, 0], moments_ps, side="right") - 1  # the last task begun by then
-    unfinished_ps = np.maximum(spans[index, 1] - moments_ps, 0)
-    return np.where(index < 0, 0, totals_ps[index] - unfinished_ps)
+    spans_ps = [(0, 0), *((event.start_ps, event.end_ps) for event in events if event.resource == resource)]
+    borders_ps = np.array(spans_ps).ravel()
+    added_ps = np.diff(borders_ps, prepend=0)
+    added_ps[::2] = 0  # idle until a task begins
+    busy_ps: np.ndarray = np.interp(moments_ps, borders_ps, np.cumsum(added_ps))
+    return busy_ps
 
 
 def static_pj_per_ns(system: System) -> float:

@@ -80,14 +80,12 @@ class PlanMemory:
         )
         self.liveness = Liveness(steps=live.steps, lifetimes=stored)
         self._lives = {life.name: life for life in stored}
-        self._ends = {life.name: life.end for life in stored}
-        self._counted: Collection[str] = self._order
         self._live_bytes: dict[Hashable, LiveBytes] = {}
 
     def _part(self, names: Collection[str]) -> PlanMemory:
         """The memory of the results `names`, and of the buffers of candidates that give them."""
         part = copy.copy(self)
-        part._counted, part._live_bytes = names, {}
+        part._live_bytes = {}
         part.size_bytes = {name: size if name in names else 0 for name, size in self.size_bytes.items()}
         part._lives = {name: life for name, life in self._lives.items() if name in names}
         part.liveness = replace(self.liveness, lifetimes=tuple(part._lives.values()))
@@ -99,9 +97,10 @@ class PlanMemory:
         PIM stores a network's output in the narrower storage type first, which is then converted.
         """
         is_narrow, result = self.dtype != "fp32" and candidate.uses_pim, candidate.covers[-1]
-        own_bytes = align_up(moment.own_bytes) if result in self._counted else 0
-        if moment.reads and result in self._counted:
-            own_bytes += align_up(self._workspace_bytes(candidate))
+        own_bytes = 0
+        if result in self._lives:
+            workspace_bytes = self._workspace_bytes(candidate) if moment.reads else 0
+            own_bytes = align_up(moment.own_bytes) + align_up(workspace_bytes)
         return own_bytes + (self.size_bytes[result] if is_narrow and result in self._output_bytes else 0)
 
     def _workspace_bytes(self, candidate: Candidate) -> int:
@@ -198,7 +197,8 @@ class PlanMemory:
 
     def copy_bytes(self, tensor: str, position: int) -> int:
         """Bytes that the copy of a tensor adds: 0 if the tensor is dead after it, so that it reuses these."""
-        return self.size_bytes[tensor] if self._ends.get(tensor, 0) > position + 1 else 0
+        life = self._lives.get(tensor)
+        return self.size_bytes[tensor] if life and life.end > position + 1 else 0
 
     def _epilogue_bytes(
         self, candidate: Candidate, position: int, deferred_epilogues: Collection[str]
@@ -212,7 +212,7 @@ class PlanMemory:
             return 0
         regions = (self.graph.region(name) for name in deferred_epilogues)
         operands = {name for region in regions for name in region.inputs[region.operands :]}
-        held = [name for name in operands if name in self._order and self._ends.get(name, 0) <= position]
+        held = [name for name in operands if (life := self._lives.get(name)) and life.end <= position]
         if candidate.fuses_epilogue:
             results_read = set(plan_state.results_read(self.graph, candidate))
             held += filter(self.graph.is_shared, results_read.intersection(deferred_epilogues))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -62,8 +63,8 @@ class PlanSearch:
 
     def with_goal(self, goal: Goal) -> PlanSearch:
         """The search of the same plans for another goal."""
-        plan_search = object.__new__(PlanSearch)
-        plan_search.__dict__.update(self.__dict__, goal=goal)
+        plan_search = copy.copy(self)
+        plan_search.goal = goal
         return plan_search
 
     def best(self) -> EvaluatedPlan | None:

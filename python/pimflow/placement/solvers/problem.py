@@ -127,8 +127,6 @@ class PlacementProblem:
         previous = graph.regions[index - 1].name if index else ""
         end = index + len(candidate.covers)
         is_view_next = end < len(graph.regions) and graph.regions[end].name in self._aliases.choices
-        modes = (candidate.channel_mode, candidate.final_channel_mode)
-        required_mode, final_mode = map(_MODES.index, modes if self.table.switch.task else (None, None))
         return {
             "begin": self._order[first],
             "end": self._order[first] + len(candidate.covers),
@@ -136,8 +134,8 @@ class PlacementProblem:
             "requires_open": self._open_alternatives[candidate.requires_open],
             "leaves_open": self._open_alternatives[candidate.leaves_open],
             "layout": self._results[last][self._result(candidate)],
-            "required_mode": required_mode,
-            "final_mode": final_mode,
+            "required_mode": _MODES.index(candidate.channel_mode),
+            "final_mode": _MODES.index(candidate.final_channel_mode),
             "defers_epilogue": bool(candidate.deferred_epilogue),
             "keeps_submission_open": candidate.keeps_submission_open,
             "continues": previous in self._order and graph.region(first).first_result_input == previous,
