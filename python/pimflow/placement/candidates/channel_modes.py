@@ -251,8 +251,10 @@ class ChannelVariants(L2Reuse):
     ) -> Transforms:
         """The costs for `variant` of reading a tensor, by the one of `placements` where the tensor lies."""
         required = variant.input  # of a kernel beside PIM, or a view
-        if variant.channels.stages_operand:
-            required = self._staged_placement(variant, name)
+        if variant.channels.stages_operand and isinstance(variant.rewrite, PimRewrite | SplitRewrite):
+            region = self.generator.graph.region(variant.covers[0])
+            is_staged = name == row_operand(self.generator, region)
+            required = from_row(rows_read(region, variant.rewrite)) if is_staged else IN_GPU_CHANNELS
         if variant.channels.stages_operand or not required.reader or not variant.tasks:
             return {(name, place, variant.input): IMPOSSIBLE for place in placements if place != required}
         edges: Transforms = {}
@@ -277,14 +279,6 @@ class ChannelVariants(L2Reuse):
                 )
                 edges[name, placement, variant.input] = EdgeCost(task=task)
         return edges
-
-    def _staged_placement(self, variant: Candidate, name: str) -> TensorPlacement:
-        """Where a tensor must lie that a PIM candidate reads which brings its first operand to the L2."""
-        assert isinstance(variant.rewrite, PimRewrite | SplitRewrite)
-        region = self.generator.graph.region(variant.covers[0])
-        if name != row_operand(self.generator, region):
-            return IN_GPU_CHANNELS
-        return from_row(rows_read(region, variant.rewrite))
 
     def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""

@@ -251,27 +251,22 @@ class _RunBounds:
         A candidate that fuses a deferred epilogue does it in its own kernel; else it is a kernel by itself.
         """
         if run.pipeline.regions not in self._sequential_ns:
-            best_ns, previous = {False: 0.0}, None
+            best_ns, previous = {False: 0.0}, run.regions[0]
             for region in run.regions:
                 next_best_ns: dict[bool, float] = {}
-                for is_deferred, until_ns in best_ns.items():
-                    for (accepts, defers), ns in self._fastest_ns(region).items():
-                        if is_deferred:
-                            assert previous is not None
-                            transition = (
-                                self.generator.fused_epilogue_cost(previous)
-                                if accepts
-                                else self.generator.epilogue_cost(previous)
-                            )
-                            ns += (
-                                self.generator.task_builder.standalone_ns((transition.task,))
-                                if transition.task
-                                else 0.0
-                            )
-                        next_best_ns[defers] = min(next_best_ns.get(defers, math.inf), until_ns + ns)
+                steps = itertools.product(best_ns.items(), self._fastest_ns(region).items())
+                for (is_deferred, until_ns), ((accepts, defers), ns) in steps:
+                    until_ns += ns + (self._transition_ns(previous, accepts) if is_deferred else 0.0)
+                    next_best_ns[defers] = min(next_best_ns.get(defers, math.inf), until_ns)
                 best_ns, previous = next_best_ns, region
             self._sequential_ns[run.pipeline.regions] = min(best_ns.values())
         return self._sequential_ns[run.pipeline.regions]
+
+    def _transition_ns(self, region: Region, is_fused: bool) -> float:
+        """Time of the deferred epilogue of a region."""
+        generator = self.generator
+        edge = generator.fused_epilogue_cost(region) if is_fused else generator.epilogue_cost(region)
+        return generator.task_builder.standalone_ns([edge.task] if edge.task else [])
 
     def _fastest_ns(self, region: Region) -> dict[tuple[bool, bool], float]:
         """Time of the fastest candidate, by whether it fuses a deferred epilogue and whether it defers."""
@@ -279,9 +274,8 @@ class _RunBounds:
             fastest = self._fastest[region.name] = {}
             for candidate in self.generator.candidates(region):
                 key = candidate.fuses_epilogue, bool(candidate.deferred_epilogue)
-                fastest[key] = min(
-                    fastest.get(key, math.inf), self.generator.task_builder.standalone_ns(candidate.tasks)
-                )
+                candidate_ns = self.generator.task_builder.standalone_ns(candidate.tasks)
+                fastest[key] = min(fastest.get(key, math.inf), candidate_ns)
         return self._fastest[region.name]
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
