@@ -56,7 +56,8 @@ def graph():
 
 
 def attention_candidates(generator):
-    return pim_attention.attention_candidates(generator).candidates
+    candidates, _ = pim_attention.attention_candidates(generator)
+    return candidates
 
 
 def attention_of(graph):
@@ -279,8 +280,8 @@ def test_refused(case):
     options, changes, why = REFUSED[case]
     graph = decoder(**options)
     target = system(**{"pim": "aim-gddr6"} | changes)
-    result = pim_attention.attention_candidates(CandidateGenerator(graph, target))
-    assert not result.candidates and why in result.unsupported_reasons[attention_of(graph).name]
+    candidates, reasons = pim_attention.attention_candidates(CandidateGenerator(graph, target))
+    assert not candidates and why in reasons[attention_of(graph).name]
     table = profile(graph, CandidateGenerator(graph, target))
     assert why in table.unsupported_reasons[attention_of(graph).name]
 
@@ -299,9 +300,7 @@ def test_a_cache_that_is_copied_is_refused():
     graph = extract_regions(frontend.load(model).module, "decoder")
     assert (
         "stays where it is"
-        in pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons[
-            attention_of(graph).name
-        ]
+        in pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM))[1][attention_of(graph).name]
     )
 
 
@@ -310,9 +309,7 @@ def test_a_cache_that_others_read_is_refused(graph):
     shared = replace(graph, regions=(*graph.regions, replace(region, name="again")))
     assert (
         "nothing else may read them"
-        in pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons[
-            region.name
-        ]
+        in pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM))[1][region.name]
     )
 
 
@@ -348,8 +345,10 @@ def test_operators_in_front_of_attention():
 
 def test_a_cache_that_does_not_fit(graph):
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
-    result = pim_attention.attention_candidates(CandidateGenerator(graph, replace(SYSTEM, pim=pim)))
-    reason = result.unsupported_reasons[attention_of(graph).name]
+    candidates, reasons = pim_attention.attention_candidates(
+        CandidateGenerator(graph, replace(SYSTEM, pim=pim))
+    )
+    reason = reasons[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 
 

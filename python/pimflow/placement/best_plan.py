@@ -219,10 +219,12 @@ class SearchResult(SearchedNetwork):
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
-    caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
+    caches, cache_reasons = generator.costs.batch_kernels(
+        lambda: pim_attention.attention_candidates(generator)
+    )
     channels = generator.task_builder.kernel_channels
     groups = generator.costs.batch_kernels(lambda: fused_groups.group_candidates(generator, channels))
-    group_candidates = [*pipelines.candidates(generator), *groups, *caches.candidates]
+    group_candidates = [*pipelines.candidates(generator), *groups, *caches]
 
     def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
@@ -234,7 +236,7 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     candidates, transforms = generator.costs.batch_kernels(generate)
     unsupported = {r.name: generator.unsupported_reason(r) for r in graph.regions}
     capable = [r for r in graph.regions if not unsupported[r.name]]
-    unsupported |= dict.fromkeys(caches.capable, "") | caches.unsupported_reasons
+    unsupported |= cache_reasons
     table = CostTable(
         candidates=candidates,
         unsupported_reasons={name: reason for name, reason in unsupported.items() if reason},

@@ -94,10 +94,8 @@ def _pim_costs(
         if mode is Mode.GPU:
             continue
         region, parts = run.regions[position], run.rows[position]
-        if schedules[position]:
-            schedule = generator.costs.pim_target.parse_schedule(
-                schedules[position], region.layer, region.name
-            )
+        if text := schedules[position]:
+            schedule = generator.costs.pim_target.parse_schedule(text, region.layer, region.name)
         else:
             schedule = generator.costs.pim_cost(run.largest(position), region.name).schedule
         for stage in range(len(parts)):

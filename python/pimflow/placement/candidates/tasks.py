@@ -282,16 +282,17 @@ class TaskBuilder:
         """The extra work of the kernel that adds up partial results, beyond the first of each result."""
         if not self.system.charges("epilogue"):
             return []
-        lanes = (self.system.pim.result_lanes - 1) * results
         halves = results if split.axis == "reduction" else 0
         additions = (
-            ("lanes", lanes, lanes * RESULT_BYTES[self.system.dtype]),
-            ("sum of both parts", halves, halves * ELEMENT_BYTES[self.system.dtype]),
+            ("lanes", (self.system.pim.result_lanes - 1) * results, RESULT_BYTES),
+            ("sum of both parts", halves, ELEMENT_BYTES),
         )
         return [
-            self._incremental_task(f"{region.name} ({name})", read_bytes, 0, l2_rereads, elements)
-            for name, elements, read_bytes in additions
-            if elements
+            self._incremental_task(
+                f"{region.name} ({name})", count * sizes[self.system.dtype], 0, l2_rereads, count
+            )
+            for name, count, sizes in additions
+            if count
         ]
 
     def _incremental_task(
