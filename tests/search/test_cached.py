@@ -345,9 +345,8 @@ def test_operators_in_front_of_attention():
 
 def test_a_cache_that_does_not_fit(graph):
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
-    candidates, reasons = pim_attention.attention_candidates(
-        CandidateGenerator(graph, replace(SYSTEM, pim=pim))
-    )
+    generator = CandidateGenerator(graph, replace(SYSTEM, pim=pim))
+    _, reasons = pim_attention.attention_candidates(generator)
     reason = reasons[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 

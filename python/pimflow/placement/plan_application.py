@@ -102,12 +102,8 @@ class Charges:
 def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
     """Evaluate the plan of `search_result` for `graph`, the same network with other sizes.
 
-    Only the baseline on the GPU alone is searched, and only the plan's candidates are timed.
-
-    Raises
-    ------
-    PlanError
-        If a choice of the plan is impossible with these sizes.
+    Only the baseline on the GPU alone is searched, and only the plan's candidates are timed. Raises
+    `PlanError` if a choice of the plan is impossible with these sizes.
     """
     generator, table = _with_graph(search_result, graph, search_result.system, search_result.costs)
     searched = search_result.graph
@@ -182,17 +178,8 @@ def plan_candidates(
 ) -> tuple[tuple[Candidate, ...], CostTable]:
     """The candidates of a plan, and `table` with the transforms between them.
 
-    Parameters
-    ----------
-    table : CostTable
-        Among its candidates are those of several regions that the plan says no details of.
-    known : mapping of Choice to Candidate, optional
-        Candidates of some of the choices.
-
-    Raises
-    ------
-    PlanError
-        If a choice is impossible, by itself or after those before it.
+    `table` has the candidates of several regions that the plan says no details of, `known` candidates of some
+    of the choices. Raises `PlanError` if a choice is impossible, by itself or after those before it.
     """
     known = known or {}
     if not plan.uses_pim:

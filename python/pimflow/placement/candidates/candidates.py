@@ -237,12 +237,9 @@ class CandidateGenerator:
     def make(
         self, region: Region, rewrite: GpuRewrite | LayerRewrite, gpu_channels: int | None = None
     ) -> Candidate:
-        """Make the candidate of a region that `rewrite` describes; by default in the fastest loop order.
+        """The candidate of a region that `rewrite` describes; by default in the fastest loop order.
 
-        Parameters
-        ----------
-        gpu_channels : int, optional
-            Memory channels of the GPU's kernels; those of a mixed plan by default.
+        `gpu_channels` are the memory channels of the GPU's kernels; by default those of a mixed plan.
 
         Raises
         ------
@@ -400,7 +397,7 @@ class CandidateGenerator:
         return ()
 
     def epilogue_cost(self, region: Region) -> EdgeCost:
-        """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
+        """The cost of a deferred epilogue in a kernel of its own."""
         return self.task_builder.epilogue_cost(region)
 
     def fused_epilogue_cost(self, region: Region) -> EdgeCost:

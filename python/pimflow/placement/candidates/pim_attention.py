@@ -92,10 +92,7 @@ def unsupported_reason(generator: CandidateGenerator, region: Region) -> str:
 def make(generator: CandidateGenerator, covers: Sequence[str], schedule: str) -> Candidate:
     """The candidate that does `covers` by the schedule of a plan.
 
-    Raises
-    ------
-    PlanError
-        If `covers` are not the regions of attention over a cache, or the schedule is impossible.
+    Raises `PlanError` if they are not the regions of attention over a cache, or the schedule is impossible.
     """
     error_prefix = f"regions {', '.join(covers)} cannot be PIM together"
     region = generator.graph.region(covers[-1])

@@ -41,17 +41,9 @@ def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
 
 
 def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
-    """The candidate that runs `pipeline`.
+    """The candidate that runs `pipeline`; raises `PlanError` if that or a loop order is impossible.
 
-    Parameters
-    ----------
-    schedules : sequence of str
-        Loop orders by region; the fastest where they are empty.
-
-    Raises
-    ------
-    PlanError
-        If the pipeline or a loop order is impossible.
+    `schedules` are the loop orders by region; the fastest where they are empty.
     """
     run = _staged_run(generator, pipeline)
     schedules = tuple(schedules) or ("",) * len(run.regions)
@@ -165,13 +157,9 @@ def candidates(
 ) -> list[Candidate]:
     """The pipelines that are faster than their regions one after another.
 
-    For every run and every assignment of its regions to devices, the best number of stages. Candidates of
-    single regions must have been timed (`CandidateGenerator.prepare`).
-
-    Parameters
-    ----------
-    is_requested : callable
-        A predicate of a run's region names: other runs are left out.
+    For every run and every assignment of its regions to devices, the best number of stages. Runs of regions
+    that are not `is_requested` are left out. Candidates of single regions must have been timed
+    (`CandidateGenerator.prepare`).
     """
     if Mode.PIPELINE not in generator.modes or not generator.system.gpu_channels:
         return []
