@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pimflow.core.candidate import Candidate, Footprint
+from pimflow.core.candidate import Candidate, Footprint, Task
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
-from pimflow.core.rewrite import Mode, PipelineRewrite
+from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRewrite
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
@@ -22,6 +23,10 @@ from pimflow.simulators.pim.bound import min_work_ns
 
 RUN_LENGTHS = (2, 3, 4)  # numbers of regions that are tried
 STAGE_COUNTS = (2, 3, 4, 6, 8)  # numbers of stages that are tried
+# A run is timed only if this share of `_RunBounds.share_bound_ns` is below the time of its regions in
+# sequence. `share_bound_ns` assumes that a part costs at least its share of the region; small kernels may
+# cost less.
+MARGIN = 0.98
 
 
 def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
@@ -164,11 +169,14 @@ def candidates(
     if Mode.PIPELINE not in generator.modes or not generator.system.gpu_channels:
         return []
     bounds = _RunBounds(generator)
-    requested_runs = [run for run in _shared_runs(generator) if is_requested(run.pipeline.regions)]
+    requested_runs = (run for run in _shared_runs(generator) if is_requested(run.pipeline.regions))
+    promising_runs = [
+        run for run in requested_runs if bounds.share_bound_ns(run) * MARGIN < bounds.sequential_ns(run)
+    ]
     # Kernels of parts are priced quickly, PIM programs are not: these are timed for few runs only.
-    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(requested_runs))
+    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(promising_runs))
     evaluated_runs = [
-        run for run, ns in zip(requested_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
+        run for run, ns in zip(promising_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
     ]
     layers = {
         run.largest(position): run.regions[position].name
@@ -228,6 +236,7 @@ class _RunBounds:
 
     def __init__(self, generator: CandidateGenerator):
         self.generator = generator
+        self._tasks: dict[tuple[str, Mode], Task] = {}
         self._fastest: dict[str, dict[tuple[bool, bool], float]] = {}
         self._sequential_ns: dict[tuple[str, ...], float] = {}
 
@@ -263,6 +272,23 @@ class _RunBounds:
                 candidate_ns = self.generator.task_builder.standalone_ns(candidate.tasks)
                 fastest[key] = min(fastest.get(key, math.inf), candidate_ns)
         return self._fastest[region.name]
+
+    def share_bound_ns(self, run: StagedRun) -> float:
+        """Approximate lower bound: parts take a launch and their share of the region; no device waits."""
+        busy_ns: dict[str, float] = defaultdict(float)
+        for region, mode, rows in zip(run.regions, run.pipeline.modes, run.rows):
+            task, computed_rows = self._task(region, mode), sum(end - begin for begin, end in rows)
+            parts_ns = len(rows) * self._min_launch_ns(task.launch_ns)
+            busy_ns[task.resource] += parts_ns + task.execution_ns * computed_rows / region.layer.oh
+        return max(busy_ns.values())
+
+    def _task(self, region: Region, mode: Mode) -> Task:
+        """The task of a whole region on a device."""
+        if (region.name, mode) not in self._tasks:
+            rewrite, resource = (PimRewrite(), "pim") if mode is Mode.PIM else (OPERATOR_KERNELS, "gpu")
+            tasks = self.generator.make(region, rewrite).tasks
+            self._tasks[region.name, mode] = next(task for task in tasks if task.resource == resource)
+        return self._tasks[region.name, mode]
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
