@@ -55,7 +55,8 @@ def graph():
 
 
 def attention_candidates(generator):
-    return pim_attention.attention_candidates(generator).candidates
+    candidates, _ = pim_attention.attention_candidates(generator)
+    return candidates
 
 
 def attention_of(graph):
@@ -262,8 +263,8 @@ def test_refused(case):
     options, changes, why = REFUSED[case]
     graph = decoder(**options)
     target = system(**{"pim": "aim-gddr6"} | changes)
-    result = pim_attention.attention_candidates(CandidateGenerator(graph, target))
-    assert not result.candidates and why in result.unsupported_reasons[attention_of(graph).name]
+    candidates, reasons = pim_attention.attention_candidates(CandidateGenerator(graph, target))
+    assert not candidates and why in reasons[attention_of(graph).name]
     table = profile(graph, CandidateGenerator(graph, target))
     assert why in table.unsupported_reasons[attention_of(graph).name]
 
@@ -278,14 +279,14 @@ def test_modes_without_it(graph):
 def test_a_cache_that_is_copied_is_refused():
     model = DecoderModel(heads=4, head_size=16, past=31).model()
     graph = extract_regions(frontend.load(model).module, "decoder")
-    reasons = pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM)).unsupported_reasons
+    _, reasons = pim_attention.attention_candidates(CandidateGenerator(graph, SYSTEM))
     assert "stays where it is" in reasons[attention_of(graph).name]
 
 
 def test_a_cache_that_others_read_is_refused(graph):
     region = attention_of(graph)
     shared = replace(graph, regions=(*graph.regions, replace(region, name="again")))
-    reasons = pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM)).unsupported_reasons
+    _, reasons = pim_attention.attention_candidates(CandidateGenerator(shared, SYSTEM))
     assert "nothing else may read them" in reasons[region.name]
 
 
@@ -320,8 +321,9 @@ def test_operators_in_front_of_attention():
 
 def test_a_cache_that_does_not_fit(graph):
     pim = replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + 1)
-    result = pim_attention.attention_candidates(CandidateGenerator(graph, replace(SYSTEM, pim=pim)))
-    reason = result.unsupported_reasons[attention_of(graph).name]
+    generator = CandidateGenerator(graph, replace(SYSTEM, pim=pim))
+    _, reasons = pim_attention.attention_candidates(generator)
+    reason = reasons[attention_of(graph).name]
     assert "KV cache of 512 tokens" in reason and "bytes a token" in reason
 
 

@@ -103,6 +103,14 @@ def test_kernels_of_the_parts_do_the_work_of_the_whole(maker, runs, data):
                 assert kernel.input_bytes >= part.n * part.h * part.w * part.c * ELEMENT_BYTES["fp16"]
 
 
+def test_a_bound_is_no_more_than_what_is_charged(maker, runs):
+    """What is left out may not pay: the bound holds for every run, up to the margin."""
+    bounds = pipelines._RunBounds(maker)
+    for run in runs:
+        latency_ns = makespan_ns(pipelines.make(maker, run.pipeline).tasks)
+        assert bounds.share_bound_ns(run) * pipelines.MARGIN <= latency_ns
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "other",

@@ -82,7 +82,7 @@ class SearchedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(SearchedNetwork):
-    """The result of a search: a plan, with the network, costs and candidates that it rests on.
+    """A plan, with the network, costs and candidates that it rests on.
 
     Attributes
     ----------
@@ -219,10 +219,12 @@ class SearchResult(SearchedNetwork):
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
-    caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
+    caches, cache_reasons = generator.costs.batch_kernels(
+        lambda: pim_attention.attention_candidates(generator)
+    )
     channels = generator.task_builder.kernel_channels
     groups = generator.costs.batch_kernels(lambda: fused_groups.group_candidates(generator, channels))
-    group_candidates = [*pipelines.candidates(generator), *groups, *caches.candidates]
+    group_candidates = [*pipelines.candidates(generator), *groups, *caches]
 
     def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
@@ -234,7 +236,7 @@ def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     candidates, transforms = generator.costs.batch_kernels(generate)
     unsupported = {r.name: generator.unsupported_reason(r) for r in graph.regions}
     capable = [r for r in graph.regions if not unsupported[r.name]]
-    unsupported |= dict.fromkeys(caches.capable, "") | caches.unsupported_reasons
+    unsupported |= cache_reasons
     table = CostTable(
         candidates=candidates,
         unsupported_reasons={name: reason for name, reason in unsupported.items() if reason},
@@ -318,17 +320,8 @@ def to_search_result(
 ) -> SearchResult:
     """Evaluate `candidates` and make them a plan, with a reason for each region that stays on the GPU.
 
-    Parameters
-    ----------
-    gap : float
-        See `SearchResult`.
-    lower_bound_ns : float
-        Lower bound of the latency of all plans; 0 if it was not searched.
-
-    Raises
-    ------
-    InfeasibleError
-        If its weights do not fit the PIM channels.
+    `lower_bound_ns` is a lower bound of the latency of all plans; 0 if it was not searched. Raises
+    `InfeasibleError` if weights do not fit the PIM channels.
     """
     gpu_only, original = network.gpu_only, network.original
     evaluation = evaluate(network.graph, candidates, network.table, network.system)
@@ -387,19 +380,13 @@ def _plan(
 
 
 def with_candidates(search_result: SearchResult, candidates: tuple[Candidate, ...]) -> SearchResult:
-    """`search_result` with other candidates, which cover every region once, in order.
-
-    `plan` is not updated.
-    """
+    """`search_result` with other candidates, which cover every region once, in order; `plan` stays."""
     evaluation = evaluate(search_result.graph, candidates, search_result.table, search_result.system)
     return replace(search_result, candidates=candidates, evaluation=evaluation)
 
 
 def with_plan(search_result: SearchResult) -> SearchResult:
-    """The result of `with_candidates` with `plan` updated.
-
-    Raises `InfeasibleError` as `to_search_result` does.
-    """
+    """The result of `with_candidates` with `plan` updated; raises as `to_search_result`."""
     evaluation, bound_ns = search_result.evaluation, search_result.plan.lower_bound_ns
     return replace(search_result, plan=_plan(search_result, search_result.candidates, evaluation, bound_ns))
 

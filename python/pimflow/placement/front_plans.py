@@ -13,12 +13,7 @@ def front_plans(search_result: SearchResult, points: int | None) -> list[SearchR
     """At most `points` plans of the front within the bounds of the search; the whole front if None.
 
     Whatever the objective of the search, the front has the best plans in latency, energy and memory. Plans
-    without PIM have all memory channels.
-
-    Raises
-    ------
-    UsageError
-        For fewer points than one.
+    without PIM have all memory channels. Raises `UsageError` for fewer points than one.
     """
     generator, table, goal = search_result.generator, search_result.table, search_result.goal
     plans = PlanSearch(search_result.graph, table, search_result.system, goal)

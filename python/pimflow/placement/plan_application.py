@@ -102,18 +102,14 @@ class Charges:
 def graph_charges(search_result: SearchResult, graph: RegionGraph) -> Charges:
     """Evaluate the plan of `search_result` for `graph`, the same network with other sizes.
 
-    Only the baseline on the GPU alone is searched, and only the plan's candidates are timed.
-
-    Raises
-    ------
-    PlanError
-        If a choice of the plan is impossible with these sizes.
+    Only the baseline on the GPU alone is searched, and only the plan's candidates are timed. Raises
+    `PlanError` if a choice of the plan is impossible with these sizes.
     """
     generator, table = _with_graph(search_result, graph, search_result.system, search_result.costs)
-    searched = search_result.graph
+    searched, choices = search_result.graph, search_result.plan.choices
     unchanged_candidates = {
         choice: candidate
-        for choice, candidate in zip(search_result.plan.choices, search_result.candidates, strict=True)
+        for choice, candidate in zip(choices, search_result.candidates, strict=True)
         if all(graph.region(name) == searched.region(name) for name in choice.regions)
     }
     candidates, table = plan_candidates(generator, table, search_result.plan, unchanged_candidates)
@@ -182,25 +178,15 @@ def plan_candidates(
 ) -> tuple[tuple[Candidate, ...], CostTable]:
     """The candidates of a plan, and `table` with the transforms between them.
 
-    Parameters
-    ----------
-    table : CostTable
-        Among its candidates are those of several regions that the plan says no details of.
-    known : mapping of Choice to Candidate, optional
-        Candidates of some of the choices.
-
-    Raises
-    ------
-    PlanError
-        If a choice is impossible, by itself or after those before it.
+    `table` has the candidates of several regions that the plan says no details of, `known` candidates of some
+    of the choices. Raises `PlanError` if a choice is impossible, by itself or after those before it.
     """
     known = known or {}
     if not plan.uses_pim:
         channels = generator.system.gpu.memory_channels
         return tuple(_candidate(generator, table, choice, channels) for choice in plan.choices), table
     candidates = tuple(
-        known.get(choice) or _with_choice_channels(generator, _candidate(generator, table, choice), choice)
-        for choice in plan.choices
+        known.get(choice) or _with_choice_channels(generator, table, choice) for choice in plan.choices
     )
     plan_transforms = channel_modes.transforms(generator, candidates)  # a split may be missing in the table
     table = replace(table, transforms=table.transforms | plan_transforms)
@@ -233,8 +219,9 @@ def _candidate(
 ANY_PLAN = "without 'channels' in any choice, all tensors lie where everything can read them"
 
 
-def _with_choice_channels(generator: CandidateGenerator, candidate: Candidate, choice: Choice) -> Candidate:
-    """The variant of `candidate` at the channels of `choice`; raises `PlanError` if there is none."""
+def _with_choice_channels(generator: CandidateGenerator, table: CostTable, choice: Choice) -> Candidate:
+    """The candidate of `choice` at its channels; raises `PlanError` if there is none."""
+    candidate = _candidate(generator, table, choice)
     if choice.channels != GPU_CHANNELS_ALONE and not generator.system.is_time_shared:
         raise PlanError(
             f"region '{choice.region}': channels '{choice.channels}' are for a time-shared system: give "

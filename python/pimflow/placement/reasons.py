@@ -19,9 +19,7 @@ def reason(
     gpu_only : Evaluation
         The same regions on the GPU with all memory channels.
     is_mixed : bool
-        Whether the plan uses PIM.
-    subject : str
-        Subject of the reason if the plan does not, such as "no mixed plan of the changed network".
+        Whether the plan uses PIM; `subject` is the subject of the reason if it does not.
     free_rows : int
         Rows of each PIM bank that the plan leaves free.
     """

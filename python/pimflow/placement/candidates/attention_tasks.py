@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region
-from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import TaskList
 from pimflow.placement.costs.attention_runs import ProductCost
@@ -66,11 +65,7 @@ class CachedRun:
 
 
 def attention_tasks(
-    generator: CandidateGenerator,
-    run: CachedRun,
-    schedule: CacheSchedule,
-    keys: ProductCost,
-    values: ProductCost,
+    generator: CandidateGenerator, run: CachedRun, keys: ProductCost, values: ProductCost, parts: int
 ) -> tuple[Task, ...]:
     """Scores of each group, then products of the group before with its values (see `pim_attention`).
 
@@ -78,12 +73,12 @@ def attention_tasks(
     a program, operands are read into the L2, and all channels are switched; after it they are switched back,
     and results are written.
     """
-    tasks = _AttentionTasks(generator, run, schedule.parts)
+    tasks = _AttentionTasks(generator, run, parts)
     has_query_kernel = run.attention.has_prologue_kernels
     query_tasks = tasks.append_after([_query_task(generator, run)] if has_query_kernel else [], ())
     softmaxes: list[tuple[int, ...]] = []
-    for part in range(schedule.parts + 1):
-        if part < schedule.parts:
+    for part in range(parts + 1):
+        if part < parts:
             waits = tasks.append_scores(part, keys, values, query_tasks)
             softmaxes.append(tasks.append_softmax(part, keys, waits))
         if part:
@@ -189,27 +184,24 @@ def softmax_kernels(dtype: str, run: CachedRun, keys: ProductCost, parts: int) -
     return kernels
 
 
-def partial_sum_bytes(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> int:
+def partial_sum_bytes(dtype: str, run: CachedRun, values: ProductCost) -> int:
     """Bytes of the partial sums to add up; 0 if there is one for each element."""
     elements = math.prod(run.attention.attention_layer.output_shape)
-    return elements * values.sums * RESULT_BYTES[generator.system.dtype] if values.sums > 1 else 0
+    return elements * values.sums * RESULT_BYTES[dtype] if values.sums > 1 else 0
 
 
 def _sum_tasks(generator: CandidateGenerator, run: CachedRun, values: ProductCost) -> list[Task]:
     """The kernel that adds up partial sums and does the epilogue; none if there is nothing to do."""
-    read_bytes = partial_sum_bytes(generator, run, values)
-    if not (read_bytes or run.attention.epilogue.arithmetic) or not generator.system.charges("epilogue"):
+    region, dtype = run.attention, generator.system.dtype
+    sum_bytes, result = partial_sum_bytes(dtype, run, values), math.prod(region.attention_layer.output_shape)
+    if not (sum_bytes or region.epilogue.arithmetic) or not generator.system.charges("epilogue"):
         return []
-    result = math.prod(run.attention.attention_layer.output_shape)
-    read_bytes += 0 if read_bytes else result * RESULT_BYTES[generator.system.dtype]
-    read_bytes += (
-        sum(run.attention.input_elements[run.attention.operands :]) * ELEMENT_BYTES[generator.system.dtype]
-    )
+    added_bytes = sum(region.input_elements[region.operands :]) * ELEMENT_BYTES[dtype]
     kernel = Kernel(
         kind="stream",
         macs=(values.sums - 1) * result,
-        input_bytes=read_bytes,
-        output_bytes=run.attention.output_elements * ELEMENT_BYTES[generator.system.dtype],
+        input_bytes=(sum_bytes or result * RESULT_BYTES[dtype]) + added_bytes,
+        output_bytes=region.output_elements * ELEMENT_BYTES[dtype],
     )
     return [generator.task_builder.gpu_task(f"{run.attention.name} (sums)", kernel)]
 

@@ -237,12 +237,9 @@ class CandidateGenerator:
     def make(
         self, region: Region, rewrite: GpuRewrite | LayerRewrite, gpu_channels: int | None = None
     ) -> Candidate:
-        """Make the candidate of a region that `rewrite` describes; by default in the fastest loop order.
+        """The candidate of a region that `rewrite` describes; by default in the fastest loop order.
 
-        Parameters
-        ----------
-        gpu_channels : int, optional
-            Memory channels of the GPU's kernels; those of a mixed plan by default.
+        `gpu_channels` are the memory channels of the GPU's kernels; by default those of a mixed plan.
 
         Raises
         ------
@@ -320,7 +317,8 @@ class CandidateGenerator:
         l2_rereads = self.l2_rereads(region) if operators and self.defers_epilogue(region) else 0.0
         for task in self.task_builder.partial_sum_tasks(region, split, pim_cost.results, l2_rereads):
             tasks.append_after([task], tasks.positions)
-        deferred_epilogue = self.append_epilogue(tasks, region, operators)
+        deferred_epilogue, dtype = self.append_epilogue(tasks, region, operators), self.system.dtype
+        gpu_part = split.gpu_part(region.layer) if split.gpu else None
         return Candidate(
             name=name,
             covers=(region.name,),
@@ -329,7 +327,7 @@ class CandidateGenerator:
             deferred_epilogue=deferred_epilogue,
             footprint=Footprint(
                 bank_rows=pim_cost.rows,
-                filter_bytes=region.weight_bytes(self.system.dtype, self._gpu_filter_bytes(region, split)),
+                filter_bytes=region.weight_bytes(dtype, gpu_part.filter_bytes(dtype) if gpu_part else 0),
                 moments=self._moments(region, split),
             ),
         )
@@ -366,11 +364,6 @@ class CandidateGenerator:
             moments = [Moment(own_bytes=input_bytes), Moment(own_bytes=parts_bytes, reads=added)]
         return tuple(moments)
 
-    def _gpu_filter_bytes(self, region: Region, split: Split) -> int:
-        """Filter bytes that the GPU's part of a split reads."""
-        part = split.gpu_part(region.layer) if split.gpu else None
-        return part.filter_bytes(self.system.dtype) if part else 0
-
     def deferred_epilogue(self, region: Region, split: Split) -> tuple[str, ...]:
         """What a kernel has to do to the result of PIM, whatever the region's own epilogue is."""
         lanes: tuple[str, ...] = ("lanes",) if self.system.pim.result_lanes > 1 else ()
@@ -404,7 +397,7 @@ class CandidateGenerator:
         return ()
 
     def epilogue_cost(self, region: Region) -> EdgeCost:
-        """The cost of a deferred epilogue in a kernel of its own, if no consumer fuses it."""
+        """The cost of a deferred epilogue in a kernel of its own."""
         return self.task_builder.epilogue_cost(region)
 
     def fused_epilogue_cost(self, region: Region) -> EdgeCost:
@@ -420,13 +413,11 @@ class CandidateGenerator:
         """How many more times than once the first consumer reads the result from the L2, if it fuses."""
         name = region.name
         if name not in self._l2_rereads:
-            consumers = self.graph.consumers[name] if self.defers_epilogue(region) else ()
-            consumer_rereads = [
-                self.task_builder.l2_rereads(self.graph.region(consumer)) for consumer in consumers[:1]
-            ]
-            self._l2_rereads[name] = (
-                max(self._min_l2_rereads.get(name, 0.0), *consumer_rereads) if consumer_rereads else 0.0
-            )
+            rereads = 0.0
+            if self.defers_epilogue(region):
+                consumer = self.graph.region(self.graph.consumers[name][0])
+                rereads = max(self._min_l2_rereads.get(name, 0.0), self.task_builder.l2_rereads(consumer))
+            self._l2_rereads[name] = rereads
         return self._l2_rereads[name]
 
     def pim_cost(self, region: Region, rewrite: LayerRewrite) -> LayerPimCost:

@@ -7,9 +7,7 @@ On such a system kernels may use the channels that have PIM as plain memory. A k
   all channels, or in those that have PIM. Its weights lie where that suits these best.
 
 Results of PIM, and tensors of kernels that run while PIM works, lie in the GPU channels. So does the input of
-a PIM program, or it lies over all channels: then the part in PIM's channels is brought to the L2 before these
-begin to work as PIM. If all channels have PIM, the whole input is, and results are written to memory after
-the channels were switched back.
+a PIM program, or it lies over all channels and passes through the L2 (`l2_reuse`).
 
 The time of a kernel at all channels follows from how evenly its tensors load these
 (`simulators.gpu.traffic`). If it reads a tensor from another place than it was made for, the largest possible
@@ -150,9 +148,10 @@ class ChannelVariants(L2Reuse):
         placements = self.result_placements(candidate.covers[-1])
         # The result has the candidate too: as long as it exists, no other has its number.
         key = (generator.gpu_identity, generator.graph.digest, placements, id(candidate))
-        return generator.costs.region_result(region, key, lambda: (candidate, self._gpu_variants(candidate)))[
-            1
-        ]
+        result = generator.costs.region_result(
+            region, key, lambda: (candidate, self._gpu_variants(candidate))
+        )
+        return result[1]
 
     def _gpu_variants(self, candidate: Candidate) -> list[Candidate]:
         """All variants of a candidate on the GPU that takes time."""
@@ -160,18 +159,11 @@ class ChannelVariants(L2Reuse):
         if not self.system.gpu_channels:
             return [wide_candidate, *self.writeback_variants(wide_candidate)]
         if not self.spreads_tensors:
-            all_channels = ChannelUse(reads=IN_ALL_CHANNELS, writes=IN_ALL_CHANNELS)
-            return [
-                candidate,
-                with_placements(wide_candidate, all_channels, IN_GPU_CHANNELS, IN_GPU_CHANNELS),
-            ]
-        wide_variants = self._wide_variants(candidate, wide_candidate)
-        spread_readers = [v for v in wide_variants if v.channels.reads == IN_ALL_CHANNELS]
-        return [
-            candidate,
-            *wide_variants,
-            *itertools.chain(*map(self.writeback_variants, spread_readers)),
-        ]
+            use = ChannelUse(reads=IN_ALL_CHANNELS, writes=IN_ALL_CHANNELS)
+            return [candidate, with_placements(wide_candidate, use, IN_GPU_CHANNELS, IN_GPU_CHANNELS)]
+        variants = self._wide_variants(candidate, wide_candidate)
+        spread_readers = [v for v in variants if v.channels.reads == IN_ALL_CHANNELS]
+        return [candidate, *variants, *itertools.chain(*map(self.writeback_variants, spread_readers))]
 
     def _wide_candidate(self, candidate: Candidate) -> Candidate:
         """A GPU candidate at all channels, with all its tensors over all channels."""
@@ -186,10 +178,8 @@ class ChannelVariants(L2Reuse):
         """The variants of `candidate` at all channels that are no slower than at the GPU channels."""
         traffic, slowdown_ns = self._traffic(candidate), _slowdown_ns(candidate, wide_candidate)
         *first, last = wide_candidate.tasks
-        result_name, variants = candidate.covers[-1], []
-        results = [
-            (place, self.tensor_shares(result_name, place)) for place in self.result_placements(result_name)
-        ]
+        name, variants = candidate.covers[-1], []
+        results = [(place, self.tensor_shares(name, place)) for place in self.result_placements(name)]
         for operands in WHOLE_PLACEMENTS:
             read_shares, reader = self.tensor_shares("", operands), with_reader(candidate, operands)
             for result, result_shares in results:
@@ -216,11 +206,10 @@ class ChannelVariants(L2Reuse):
         is_substituted = isinstance(candidate.rewrite, SubstitutionRewrite)
         if candidate.primitive or region.kernel.product or is_substituted:
             return None
+        kernels = gpu_kernels(region, self.system.dtype)
         if isinstance(candidate.rewrite, FusedGroupRewrite):
             tiling = GroupTiling.parse(candidate.rewrite.tiling)
             kernels = [self.generator.tilings.kernel(candidate.covers, tiling)]
-        else:
-            kernels = gpu_kernels(region, self.system.dtype)
         if len(kernels) != 1:
             return None
         (kernel,) = kernels
@@ -251,19 +240,20 @@ class ChannelVariants(L2Reuse):
     ) -> Transforms:
         """The costs for `variant` of reading a tensor, by the one of `placements` where the tensor lies."""
         required = variant.input  # of a kernel beside PIM, or a view
-        if variant.channels.stages_operand:
-            required = self._staged_placement(variant, name)
+        if variant.channels.stages_operand and isinstance(variant.rewrite, PimRewrite | SplitRewrite):
+            region = self.generator.graph.region(variant.covers[0])
+            is_staged = name == row_operand(self.generator, region)
+            required = from_row(rows_read(region, variant.rewrite)) if is_staged else IN_GPU_CHANNELS
         if variant.channels.stages_operand or not required.reader or not variant.tasks:
             return {(name, place, variant.input): IMPOSSIBLE for place in placements if place != required}
         edges: Transforms = {}
         kernel = (variant.covers, variant.rewrite, name)  # the same for all variants
         if kernel not in self._read_slowdowns_ns:
             self._read_slowdowns_ns[kernel] = self._read_slowdown_ns(variant, name)
-        slowdown_ns = self._read_slowdowns_ns[kernel]
-        native = replace(required, reader="")
+        slowdown_ns, native = self._read_slowdowns_ns[kernel], replace(required, reader="")
+        native_shares = self.tensor_shares("", native)
         for placement in placements:
             actual_shares = self.tensor_shares(name, placement)
-            native_shares = self.tensor_shares("", native)
             added_share = max(
                 (actual_shares[channels] - native_shares[channels]) / share
                 for channels, share in self.set_shares.items()
@@ -278,18 +268,10 @@ class ChannelVariants(L2Reuse):
                 edges[name, placement, variant.input] = EdgeCost(task=task)
         return edges
 
-    def _staged_placement(self, variant: Candidate, name: str) -> TensorPlacement:
-        """Where a tensor must lie that a PIM candidate reads which brings its first operand to the L2."""
-        assert isinstance(variant.rewrite, PimRewrite | SplitRewrite)
-        region = self.generator.graph.region(variant.covers[0])
-        if name != row_operand(self.generator, region):
-            return IN_GPU_CHANNELS
-        return from_row(rows_read(region, variant.rewrite))
-
     def _read_slowdown_ns(self, variant: Candidate, name: str) -> float:
         """How much longer a kernel takes to read a tensor at the GPU channels than at all channels."""
-        narrow_candidate = self._with_channel_count(variant, self.system.gpu_channels)
         traffic = self._traffic(variant)
+        narrow_candidate = self._with_channel_count(variant, self.system.gpu_channels)
         slowdown_ns = _slowdown_ns(narrow_candidate, self._wide_candidate(narrow_candidate))
         read_bytes = sum(
             elements * ELEMENT_BYTES[self.system.dtype]

@@ -12,8 +12,8 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from pimflow.core.candidate import Candidate, Cost, Footprint
@@ -89,31 +89,10 @@ def unsupported_reason(generator: CandidateGenerator, region: Region) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CachedCandidates:
-    """The candidates of a network that do attention in PIM.
-
-    Attributes
-    ----------
-    candidates : tuple of Candidate
-    capable : frozenset of str
-        Regions that PIM can do so, whether or not PIM is among the requested modes.
-    unsupported_reasons : dict of str to str
-        By region of other attention, why PIM cannot do it.
-    """
-
-    candidates: tuple[Candidate, ...]
-    capable: frozenset[str]
-    unsupported_reasons: dict[str, str]
-
-
 def make(generator: CandidateGenerator, covers: Sequence[str], schedule: str) -> Candidate:
     """The candidate that does `covers` by the schedule of a plan.
 
-    Raises
-    ------
-    PlanError
-        If `covers` are not the regions of attention over a cache, or the schedule is impossible.
+    Raises `PlanError` if they are not the regions of attention over a cache, or the schedule is impossible.
     """
     error_prefix = f"regions {', '.join(covers)} cannot be PIM together"
     region = generator.graph.region(covers[-1])
@@ -140,7 +119,7 @@ def make(generator: CandidateGenerator, covers: Sequence[str], schedule: str) ->
     except (ValueError, UnsupportedOpError, InfeasibleError) as error:
         raise PlanError(f"{error_prefix}: {error}") from None
     keys, values = costs
-    return _candidate(generator, run, parsed, keys, values)
+    return _candidate(generator, run, keys, values, parsed.parts)
 
 
 def is_cached(candidate: Candidate) -> bool:
@@ -158,67 +137,54 @@ def cached_attention(generator: CandidateGenerator, candidate: Candidate, row_be
     return CachedAttention.from_layouts(region, attention, schedule, layouts)
 
 
-def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
-    """All candidates that do attention in PIM, and the reasons why other attention has none."""
+def attention_candidates(generator: CandidateGenerator) -> tuple[list[Candidate], dict[str, str]]:
+    """All candidates that do attention in PIM; by region of attention, why there is none.
+
+    The reason is empty for regions that PIM can do so, also if PIM is not among the requested modes.
+    """
     candidates: list[Candidate] = []
-    unsupported_reasons: dict[str, str] = {}
-    capable: set[str] = set()
+    reasons: dict[str, str] = {}
     for region in generator.graph.regions:
         if region.attention is None:
             continue
         run, reason = find_run(generator, region), unsupported_reason(generator, region)
-        covers = run.covers if run else (region.name,)
-        capable.update(covers)
         try:
             if run and not reason and Mode.PIM in generator.modes:
                 candidates += run_candidates(generator, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             reason = str(error)
-        if reason:
-            unsupported_reasons |= dict.fromkeys(covers, reason)
-    return CachedCandidates(
-        candidates=tuple(candidates),
-        capable=frozenset(capable - unsupported_reasons.keys()),
-        unsupported_reasons=unsupported_reasons,
-    )
+        reasons |= dict.fromkeys(run.covers if run else (region.name,), reason)
+    return candidates, reasons
 
 
 def run_candidates(generator: CandidateGenerator, run: CachedRun) -> list[Candidate]:
     """The Pareto-optimal candidates of one run, the fastest first.
+
+    They have the fastest schedule for keys or that with the fewest rows, and any for values. More parts are
+    tried as long as the softmax time that they hide exceeds the launches that they add.
 
     Raises
     ------
     UnsupportedOpError, InfeasibleError
         If its caches cannot lie in PIM.
     """
-    return undominated(_generate_candidates(generator, run), _figures)
-
-
-def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Iterator[Candidate]:
-    """Candidates by the fastest schedule for keys and by that with the fewest rows, and by all for values.
-
-    More parts are tried as long as the softmax time that they hide exceeds the launches that they add.
-    """
-    attention, submission_ns = run.attention.attention_layer, generator.task_builder.submission_ns
+    builder, candidates = generator.task_builder, list[Candidate]()
     for parts in PARTS if generator.system.gpu_channels else PARTS[:1]:  # else nothing is hidden
         try:
-            group = replace(_DEFAULT_SCHEDULE, parts=parts).group(attention)
+            group = replace(_DEFAULT_SCHEDULE, parts=parts).group(run.attention.attention_layer)
             costs = generator.costs.attention_costs(group.with_full_cache(), group.read)
         except (UnsupportedOpError, InfeasibleError):
             if parts == 1:
                 raise
             continue
-        softmax_ns = parts * sum(
-            generator.task_builder.gpu_task("", kernel).execution_ns
-            for kernel in softmax_kernels(generator.system.dtype, run, costs[KEYS][0], parts).values()
-        )
-        if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
+        fastest, smallest = costs[KEYS][0], min(costs[KEYS], key=attrgetter("rows"))
+        kernels = softmax_kernels(generator.system.dtype, run, fastest, parts).values()
+        softmax_ns = parts * sum(builder.gpu_task("", kernel).execution_ns for kernel in kernels)
+        if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * builder.submission_ns:
             continue
-        smallest = min(costs[KEYS], key=attrgetter("rows"))
-        for keys in {cost.schedule: cost for cost in (costs[KEYS][0], smallest)}.values():
-            for values in costs[VALUES]:
-                schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
-                yield _candidate(generator, run, schedule, keys, values)
+        for keys in {cost.schedule: cost for cost in (fastest, smallest)}.values():
+            candidates += [_candidate(generator, run, keys, values, parts) for values in costs[VALUES]]
+    return undominated(candidates, _figures)
 
 
 _DEFAULT_SCHEDULE = CacheSchedule.parse(
@@ -233,24 +199,19 @@ def _figures(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _candidate(
-    generator: CandidateGenerator,
-    run: CachedRun,
-    schedule: CacheSchedule,
-    keys: ProductCost,
-    values: ProductCost,
+    generator: CandidateGenerator, run: CachedRun, keys: ProductCost, values: ProductCost, parts: int
 ) -> Candidate:
-    region, system = run.attention, generator.system
-    sums = partial_sum_bytes(generator, run, values)
-    scores = keys.product.results * keys.sums * schedule.parts
+    schedule = CacheSchedule(keys=keys.schedule, values=values.schedule, parts=parts)
+    dtype, attention = generator.system.dtype, run.attention.attention_layer
+    score_bytes = keys.product.results * keys.sums * parts * RESULT_BYTES[dtype]
+    probability_bytes = math.prod(attention.score_shape) * ELEMENT_BYTES[dtype]
     return Candidate(
         name=f"PIM {schedule}",
         covers=run.covers,
         rewrite=AttentionRewrite(schedule=str(schedule)),
-        tasks=attention_tasks(generator, run, schedule, keys, values),
+        tasks=attention_tasks(generator, run, keys, values, parts),
         footprint=Footprint(
-            bank_rows=(keys.rows + values.rows) * schedule.parts,
-            workspace_bytes=scores * RESULT_BYTES[system.dtype]
-            + math.prod(region.attention_layer.score_shape) * ELEMENT_BYTES[system.dtype]
-            + sums,
+            bank_rows=(keys.rows + values.rows) * parts,
+            workspace_bytes=score_bytes + probability_bytes + partial_sum_bytes(dtype, run, values),
         ),
     )

@@ -60,10 +60,7 @@ def device_epilogues(region: Region, system: System) -> tuple[PimRewrite, ...]:
 
 
 def profitable_epilogues(region: Region, system: System) -> tuple[PimRewrite, ...]:
-    """Those of `device_epilogues` that may pay.
-
-    Not residuals in products or tables, if epilogues are not charged.
-    """
+    """Those of `device_epilogues` that may pay: no residual in products or table, if epilogues are free."""
     epilogues = device_epilogues(region, system)
     if system.charges("epilogue"):
         return epilogues
@@ -71,12 +68,9 @@ def profitable_epilogues(region: Region, system: System) -> tuple[PimRewrite, ..
 
 
 def with_device_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> LayerRewrite:
-    """`rewrite` with the device epilogue that PIM does; if only the product can add the residual, it does so.
+    """`rewrite` as PIM does it: if only the product can add the residual, it does so.
 
-    Raises
-    ------
-    PlanError
-        If PIM cannot do it.
+    Raises `PlanError` if PIM cannot do the epilogue that it asks for.
     """
     if isinstance(rewrite, SplitRewrite):
         return rewrite

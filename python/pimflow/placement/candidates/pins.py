@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from pimflow.core.candidate import Candidate
-from pimflow.core.region import RegionGraph
 from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import AXES
 from pimflow.errors import PlanError, UnknownNameError
@@ -27,7 +26,10 @@ def pinned_candidates(
         If no candidate does a layer so.
     """
     pins = generator.pins
-    _require_regions(generator.graph, pins)
+    region_names = [region.name for region in generator.graph.regions]
+    for name in pins:
+        if name not in region_names:
+            raise UnknownNameError("layer", name, region_names)
     kept = {
         name: tuple(
             candidate
@@ -41,13 +43,6 @@ def pinned_candidates(
         if name not in covered:
             raise PlanError(f"layer '{name}' cannot be {how}: {_obstacle(generator, name)}")
     return kept
-
-
-def _require_regions(graph: RegionGraph, names: Iterable[str]) -> None:
-    known = [region.name for region in graph.regions]
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("layer", name, known)
 
 
 def _pin_splits(generator: CandidateGenerator, name: str) -> Iterator[Candidate]:

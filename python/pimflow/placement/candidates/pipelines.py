@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pimflow.core.candidate import Candidate, Footprint
+from pimflow.core.candidate import Candidate, Footprint, Task
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
-from pimflow.core.rewrite import Mode, PipelineRewrite
+from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRewrite
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
@@ -22,6 +23,10 @@ from pimflow.simulators.pim.bound import min_work_ns
 
 RUN_LENGTHS = (2, 3, 4)  # numbers of regions that are tried
 STAGE_COUNTS = (2, 3, 4, 6, 8)  # numbers of stages that are tried
+# A run is timed only if this share of `_RunBounds.share_bound_ns` is below the time of its regions in
+# sequence. `share_bound_ns` assumes that a part costs at least its share of the region; small kernels may
+# cost less.
+MARGIN = 0.98
 
 
 def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
@@ -41,17 +46,9 @@ def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
 
 
 def make(generator: CandidateGenerator, pipeline: Pipeline, schedules: Sequence[str] = ()) -> Candidate:
-    """The candidate that runs `pipeline`.
+    """The candidate that runs `pipeline`; raises `PlanError` if that or a loop order is impossible.
 
-    Parameters
-    ----------
-    schedules : sequence of str
-        Loop orders by region; the fastest where they are empty.
-
-    Raises
-    ------
-    PlanError
-        If the pipeline or a loop order is impossible.
+    `schedules` are the loop orders by region; the fastest where they are empty.
     """
     run = _staged_run(generator, pipeline)
     schedules = tuple(schedules) or ("",) * len(run.regions)
@@ -94,10 +91,8 @@ def _pim_costs(
         if mode is Mode.GPU:
             continue
         region, parts = run.regions[position], run.rows[position]
-        if schedules[position]:
-            schedule = generator.costs.pim_target.parse_schedule(
-                schedules[position], region.layer, region.name
-            )
+        if text := schedules[position]:
+            schedule = generator.costs.pim_target.parse_schedule(text, region.layer, region.name)
         else:
             schedule = generator.costs.pim_cost(run.largest(position), region.name).schedule
         for stage in range(len(parts)):
@@ -167,22 +162,21 @@ def candidates(
 ) -> list[Candidate]:
     """The pipelines that are faster than their regions one after another.
 
-    For every run and every assignment of its regions to devices, the best number of stages. Candidates of
-    single regions must have been timed (`CandidateGenerator.prepare`).
-
-    Parameters
-    ----------
-    is_requested : callable
-        A predicate of a run's region names: other runs are left out.
+    For every run and every assignment of its regions to devices, the best number of stages. Runs of regions
+    that are not `is_requested` are left out. Candidates of single regions must have been timed
+    (`CandidateGenerator.prepare`).
     """
     if Mode.PIPELINE not in generator.modes or not generator.system.gpu_channels:
         return []
     bounds = _RunBounds(generator)
-    requested_runs = [run for run in _shared_runs(generator) if is_requested(run.pipeline.regions)]
+    requested_runs = (run for run in _shared_runs(generator) if is_requested(run.pipeline.regions))
+    promising_runs = [
+        run for run in requested_runs if bounds.share_bound_ns(run) * MARGIN < bounds.sequential_ns(run)
+    ]
     # Kernels of parts are priced quickly, PIM programs are not: these are timed for few runs only.
-    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(requested_runs))
+    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(promising_runs))
     evaluated_runs = [
-        run for run, ns in zip(requested_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
+        run for run, ns in zip(promising_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
     ]
     layers = {
         run.largest(position): run.regions[position].name
@@ -242,6 +236,7 @@ class _RunBounds:
 
     def __init__(self, generator: CandidateGenerator):
         self.generator = generator
+        self._tasks: dict[tuple[str, Mode], Task] = {}
         self._fastest: dict[str, dict[tuple[bool, bool], float]] = {}
         self._sequential_ns: dict[tuple[str, ...], float] = {}
 
@@ -251,27 +246,22 @@ class _RunBounds:
         A candidate that fuses a deferred epilogue does it in its own kernel; else it is a kernel by itself.
         """
         if run.pipeline.regions not in self._sequential_ns:
-            best_ns, previous = {False: 0.0}, None
+            best_ns, previous = {False: 0.0}, run.regions[0]
             for region in run.regions:
                 next_best_ns: dict[bool, float] = {}
-                for is_deferred, until_ns in best_ns.items():
-                    for (accepts, defers), ns in self._fastest_ns(region).items():
-                        if is_deferred:
-                            assert previous is not None
-                            transition = (
-                                self.generator.fused_epilogue_cost(previous)
-                                if accepts
-                                else self.generator.epilogue_cost(previous)
-                            )
-                            ns += (
-                                self.generator.task_builder.standalone_ns((transition.task,))
-                                if transition.task
-                                else 0.0
-                            )
-                        next_best_ns[defers] = min(next_best_ns.get(defers, math.inf), until_ns + ns)
+                steps = itertools.product(best_ns.items(), self._fastest_ns(region).items())
+                for (is_deferred, until_ns), ((accepts, defers), ns) in steps:
+                    until_ns += ns + (self._transition_ns(previous, accepts) if is_deferred else 0.0)
+                    next_best_ns[defers] = min(next_best_ns.get(defers, math.inf), until_ns)
                 best_ns, previous = next_best_ns, region
             self._sequential_ns[run.pipeline.regions] = min(best_ns.values())
         return self._sequential_ns[run.pipeline.regions]
+
+    def _transition_ns(self, region: Region, is_fused: bool) -> float:
+        """Time of the deferred epilogue of a region."""
+        generator = self.generator
+        edge = generator.fused_epilogue_cost(region) if is_fused else generator.epilogue_cost(region)
+        return generator.task_builder.standalone_ns([edge.task] if edge.task else [])
 
     def _fastest_ns(self, region: Region) -> dict[tuple[bool, bool], float]:
         """Time of the fastest candidate, by whether it fuses a deferred epilogue and whether it defers."""
@@ -279,10 +269,26 @@ class _RunBounds:
             fastest = self._fastest[region.name] = {}
             for candidate in self.generator.candidates(region):
                 key = candidate.fuses_epilogue, bool(candidate.deferred_epilogue)
-                fastest[key] = min(
-                    fastest.get(key, math.inf), self.generator.task_builder.standalone_ns(candidate.tasks)
-                )
+                candidate_ns = self.generator.task_builder.standalone_ns(candidate.tasks)
+                fastest[key] = min(fastest.get(key, math.inf), candidate_ns)
         return self._fastest[region.name]
+
+    def share_bound_ns(self, run: StagedRun) -> float:
+        """Approximate lower bound: parts take a launch and their share of the region; no device waits."""
+        busy_ns: dict[str, float] = defaultdict(float)
+        for region, mode, rows in zip(run.regions, run.pipeline.modes, run.rows):
+            task, computed_rows = self._task(region, mode), sum(end - begin for begin, end in rows)
+            parts_ns = len(rows) * self._min_launch_ns(task.launch_ns)
+            busy_ns[task.resource] += parts_ns + task.execution_ns * computed_rows / region.layer.oh
+        return max(busy_ns.values())
+
+    def _task(self, region: Region, mode: Mode) -> Task:
+        """The task of a whole region on a device."""
+        if (region.name, mode) not in self._tasks:
+            rewrite, resource = (PimRewrite(), "pim") if mode is Mode.PIM else (OPERATOR_KERNELS, "gpu")
+            tasks = self.generator.make(region, rewrite).tasks
+            self._tasks[region.name, mode] = next(task for task in tasks if task.resource == resource)
+        return self._tasks[region.name, mode]
 
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""

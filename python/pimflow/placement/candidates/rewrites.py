@@ -24,15 +24,8 @@ def make(
 ) -> Candidate:
     """The candidate that does the regions `covers` as `rewrite` says, wherever tensors may lie.
 
-    Parameters
-    ----------
-    gpu_channels : int, optional
-        Memory channels of the GPU's kernels, if PIM has no part; those of a mixed plan by default.
-
-    Raises
-    ------
-    PlanError
-        If there is no such candidate.
+    If PIM has no part, the kernels have `gpu_channels` memory channels; by default those of a mixed plan.
+    Raises `PlanError` if there is no such candidate.
     """
     channels = gpu_channels or generator.task_builder.kernel_channels
     match rewrite:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
 from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
@@ -80,13 +79,8 @@ class TaskBuilder:
         """The switch of the channels that have PIM between plain memory and PIM, if that is charged."""
         if not self.switch_ns or not self.system.pim_channels:
             return ()
-        switch = Task(
-            label="channels switched",
-            resource="pim",
-            execution_ns=self.switch_ns,
-            readies_channels=True,
-        )
-        return (switch,)
+        label = "channels switched"
+        return (Task(label=label, resource="pim", execution_ns=self.switch_ns, readies_channels=True),)
 
     def staging_tasks(self, label: str, read_bytes: float) -> list[Task]:
         """The read of operands into the L2 by PIM's channels as plain memory, and their switch to PIM."""
@@ -202,7 +196,15 @@ class TaskBuilder:
         )
         pim = system.pim.with_weights(run.weights, run.activations or system.dtype)
         energy = pim_energy_pj(counts, pim, system.dtype)
-        task = Task(
+        refreshes = Task(
+            label=f"{name} (refreshes ahead)",
+            resource="pim",
+            readies_channels=True,
+            launched=False,
+            execution_ns=run.ahead_ns,
+            known=Provenance.SIMULATED,
+        )
+        program = Task(
             label=f"{name} (PIM)",
             resource="pim",
             launch_ns=self.submission_ns,
@@ -210,18 +212,7 @@ class TaskBuilder:
             energies_pj={f"pim_{part}": pj for part, pj in energy.items()},
             known=Provenance.SIMULATED,
         )
-        tasks = [task]
-        if run.ahead_ns:
-            label = f"{name} (refreshes ahead)"
-            refresh_task = Task(
-                label=label,
-                resource="pim",
-                readies_channels=True,
-                launched=False,
-                execution_ns=run.ahead_ns,
-                known=Provenance.SIMULATED,
-            )
-            tasks.insert(0, refresh_task)
+        tasks = [refreshes, program] if run.ahead_ns else [program]
         if not system.charges("crossbar"):
             return tasks
         transfer = self._crossbar_task(
@@ -248,19 +239,16 @@ class TaskBuilder:
             moved_bytes=moved_bytes,
         )
 
-    def prologue_tasks(self, region: Region) -> list[Task]:
+    def prologue_tasks(self, region: Region) -> Sequence[Task]:
         """The kernels, in sequence, of the prologue that the GPU would fuse before the convolution."""
         if not (region.has_prologue_kernels and self.system.charges("layout")):
             return []
-        g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
-        kernel = Kernel(
-            kind="stream",
-            input_bytes=prologue_elements(region) * element,
-            output_bytes=g.input_elements * element,
-        )
-        kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.pim.prologue_kernels
-        label = f"{region.name} ({', '.join(region.prologue)})"
-        return list(in_sequence(self.gpu_task(label, step_kernel) for step_kernel in (kernel, *kernels[1:])))
+        element = ELEMENT_BYTES[self.system.dtype]
+        written_bytes = region.layer.input_elements * element
+        read_bytes = [written_bytes] * region.pim.prologue_kernels
+        read_bytes[0] = prologue_elements(region) * element
+        kernels = [Kernel(kind="stream", input_bytes=read, output_bytes=written_bytes) for read in read_bytes]
+        return self.gpu_sequence(f"{region.name} ({', '.join(region.prologue)})", (), kernels, None)
 
     def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
@@ -280,12 +268,12 @@ class TaskBuilder:
 
     def _zero_row_bytes(self, region: Region, split: Split) -> list[int]:
         """Bytes of the rows of zeros at each end that has any."""
-        g = region.layer
-        uneven = split.gpu and split.axis == "rows" and self.system.has_symmetric_padding
-        part = g.rows.inputs(0, split.gpu) if uneven else None
-        if part is None or part.pad_before == part.pad_after:
+        if not (split.gpu and split.axis == "rows" and self.system.has_symmetric_padding):
             return []
-        row = g.w * g.c * ELEMENT_BYTES[self.system.dtype]
+        part = region.layer.rows.inputs(0, split.gpu)
+        if part.pad_before == part.pad_after:
+            return []
+        row = region.layer.w * region.layer.c * ELEMENT_BYTES[self.system.dtype]
         return [rows * row for rows in (part.pad_before, part.pad_after) if rows]
 
     def partial_sum_tasks(
@@ -294,16 +282,17 @@ class TaskBuilder:
         """The extra work of the kernel that adds up partial results, beyond the first of each result."""
         if not self.system.charges("epilogue"):
             return []
-        lanes = (self.system.pim.result_lanes - 1) * results
         halves = results if split.axis == "reduction" else 0
         additions = (
-            ("lanes", lanes, lanes * RESULT_BYTES[self.system.dtype]),
-            ("sum of both parts", halves, halves * ELEMENT_BYTES[self.system.dtype]),
+            ("lanes", (self.system.pim.result_lanes - 1) * results, RESULT_BYTES),
+            ("sum of both parts", halves, ELEMENT_BYTES),
         )
         return [
-            self._incremental_task(f"{region.name} ({name})", read_bytes, 0, l2_rereads, elements)
-            for name, elements, read_bytes in additions
-            if elements
+            self._incremental_task(
+                f"{region.name} ({name})", count * sizes[self.system.dtype], 0, l2_rereads, count
+            )
+            for name, count, sizes in additions
+            if count
         ]
 
     def _incremental_task(

@@ -78,9 +78,8 @@ class CacheWork:
     ) -> CacheWork:
         """The work for `attention` over `tokens` tokens, by default all; equal if the programs are equal."""
         device = cache_device(pim_target.pim, attention, pim_target.dtype)
-        is_narrow = (
-            device is not pim_target.pim
-        )  # a cache that the device widens has the programs of a wide one
+        # A cache that the device widens has the programs of a wide one.
+        is_widened = device is pim_target.pim
         normal_attention = Attention(
             batch=attention.batch,
             heads=attention.heads,
@@ -91,7 +90,7 @@ class CacheWork:
             keys=attention.keys,
             scale=1.0,
             positioned=True,
-            cache_type=attention.cache_type if is_narrow else None,
+            cache_type=None if is_widened else attention.cache_type,
         )
         return cls(
             pim_target=pim_target,
@@ -146,11 +145,7 @@ class CacheWork:
         step, new = schedule.attention_product(layout, self.tokens), self.tokens - 1
         append = append_values(layout, new) if isinstance(layout, ValueLayout) else append_keys(layout, new)
         product = PimCost.from_sequence([self._program_cost(program) for program in step.programs])
-        elements = (
-            attention.batch
-            * attention.heads
-            * (self.tokens if self.product == KEYS else attention.value_size)
-        )
+        elements = attention.batch * attention.heads * attention.value_size
         # More scores are read back than there are tokens, but scores are never added up.
         partial_sums = 1 if self.product == KEYS else product.results // elements
         return ProductCost(

@@ -238,12 +238,7 @@ class Costs:
         return cost
 
     def attention_costs(self, attention: Attention, tokens: int = 0) -> dict[str, tuple[ProductCost, ...]]:
-        """By product of attention over a cache in PIM, its costs by schedule, the fastest first.
-
-        Parameters
-        ----------
-        tokens : int
-            In its cache; 0 for a full cache.
+        """By product of attention over `tokens` tokens of a cache in PIM (0: all), its costs, fastest first.
 
         Raises
         ------

@@ -24,8 +24,8 @@ LAST_STEP = 2  # of the time of a split, by ever better lower bounds
 
 def grid(geometry: ConvGeometry) -> list[Split]:
     """Splits along rows in steps of a tenth (PIMFlow, "Execution Mode and Task Size Search")."""
-    gpu_rows = sorted({round(share * geometry.oh) for share in SHARES})
-    return _possible_splits(geometry, [Split("rows", rows) for rows in gpu_rows])
+    splits = [Split("rows", rows) for rows in sorted({round(share * geometry.oh) for share in SHARES})]
+    return [split for split in splits if not split.obstacle(geometry)]
 
 
 def all_splits(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
@@ -42,10 +42,7 @@ def all_splits(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
         "reduction": range(line, geometry.c, line),
         "batch": range(1, geometry.n),
     }
-    return _possible_splits(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]])
-
-
-def _possible_splits(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
+    splits = (Split(axis, gpu) for axis in AXES for gpu in extents[axis])
     return [split for split in splits if not split.obstacle(geometry)]
 
 
@@ -129,8 +126,8 @@ class SplitLayer:
     splits : tuple of Split
         The splits to time.
     besides : tuple of NonPimTimes
-        Instead of `splits`: of each group of splits with equal `deferred_epilogue` the best is found, and
-        the best of the `grid` if it is nearly as fast (`NEAR`).
+        Instead of `splits`: of each group with equal `deferred_epilogue` the best is found, and the best of
+        the `grid` if it is nearly as fast (`NEAR`).
     terms : SplitCharges, optional
         The charges by which splits are compared.
     known : LayerCosts, optional

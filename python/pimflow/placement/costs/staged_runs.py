@@ -48,28 +48,16 @@ class StagedRun:
                 f"region '{regions[0].name}': a PIPELINE has a mode for each of its {len(regions)} regions, "
                 f"GPU and PIM both, not {list(map(str, pipeline.modes))}"
             )
-        reason = _pipeline_obstacle(graph, regions, pipeline.modes)
-        if not reason:
-            try:
-                run = cls(
-                    pipeline=pipeline,
-                    regions=regions,
-                    rows=stage_rows([region.layer.rows for region in regions], pipeline.cuts),
-                    dtype=dtype,
-                )
-                reason = run.copy_obstacle()
-            except ValueError as error:
-                reason = str(error)
-        if reason:
-            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {reason}")
-        return run
-
-    def copy_obstacle(self) -> str:
-        """Why a part of a tensor cannot be a view, and would be copied; empty if all can."""
-        for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
-            if problem := _copy_obstacle(region.layer, rows, mode is Mode.PIM):
-                return f"'{region.name}': {problem}"
-        return ""
+        try:
+            if reason := _pipeline_obstacle(graph, regions, pipeline.modes):
+                raise ValueError(reason)
+            rows = stage_rows([region.layer.rows for region in regions], pipeline.cuts)
+            for region, mode, region_rows in zip(regions, pipeline.modes, rows):
+                if reason := _copy_obstacle(region.layer, region_rows, mode is Mode.PIM):
+                    raise ValueError(f"'{region.name}': {reason}")
+        except ValueError as error:
+            raise PlanError(f"region '{regions[0].name}' cannot begin a PIPELINE: {error}") from None
+        return cls(pipeline=pipeline, regions=regions, rows=rows, dtype=dtype)
 
     def geometry(self, position: int, stage: int) -> ConvGeometry:
         """The part of a region's convolution that a stage computes."""
@@ -161,12 +149,8 @@ def staging_obstacle(region: Region) -> str:
         return "it is no convolution of one image"
     moves = {*MOVES, *GATHERS}.intersection((*region.prologue, *region.epilogue.operators))
     reads_several = region.prologue and len(region.inputs) > 1
-    if (
-        reads_several
-        or region.kernel.extra_output_elements
-        or moves
-        or region.output_shape != (1, g.oh, g.ow, g.oc)
-    ):
+    is_whole = region.output_shape == (1, g.oh, g.ow, g.oc) and not region.kernel.extra_output_elements
+    if reads_several or moves or not is_whole:
         return "its kernel does more than a convolution and what is elementwise around it"
     return ""
 
