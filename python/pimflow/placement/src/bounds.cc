@@ -36,12 +36,14 @@ void LabelSearch::MakeMixes(std::vector<int>& parts, int resource, int parts_lef
 void LabelSearch::PrepareBounds() {
   int groups = 0;
   is_straddled_.assign(positions_ + 1, 0);
+  ending_groups_.resize(positions_ + 1);
   can_continue_.assign(positions_ + 1, 0);
   can_follow_.assign(positions_ + 1, 0);
   for (const auto& position_groups : problem_.groups) {
     groups += static_cast<int>(position_groups.size());
     for (const Group& group : position_groups) {
       for (int q = group.begin + 1; q < group.end; ++q) is_straddled_[q] = 1;
+      ending_groups_[group.end].push_back(&group);
       can_continue_[group.begin] |= group.continues;
       can_follow_[group.begin] |= group.reading->reads_previous;
     }
@@ -59,6 +61,7 @@ void LabelSearch::PrepareBounds() {
   std::vector<int> parts(resources_);
   MakeMixes(parts, 0, kMixParts);
   load_bounds_.assign(criteria_, std::vector<std::vector<double>>(positions_ + 1));
+  result_loads_.assign(criteria_, std::vector<std::map<ResultId, std::vector<double>>>(positions_ + 1));
   group_end_bounds_.assign(criteria_, std::vector<double>(groups * kFlagSets, 0));
   segment_bounds_.resize(segments_.size());
   group_classes_.resize(positions_), lookaheads_.resize(positions_ + 1);
@@ -201,9 +204,8 @@ double LabelSearch::LoadBound(const Expansion& expansion, int k, const std::vect
 
 /*! \brief The key of a state in which only the result of `group` is live; `flags` are those before it. */
 LabelSearch::Key LabelSearch::NextKey(const Group& group, uint32_t flags) const {
-  const ResultId result = live_.FindResult(group.end - 1, group.layout, NextDeferral(group));
   Key key{NextFlags(group, flags) & kSegmentFlags};
-  if (const ResultId id = live_.AdvanceResult(result, group.end)) key.push_back(id);
+  if (const ResultId id = NextResult(group)) key.push_back(id);
   return key;
 }
 
@@ -228,19 +230,46 @@ void LabelSearch::ChooseMixes(Segment& segment, int k) const {
   for (size_t i = 0; i < order.size() && i < kSegmentMixes; ++i) segment.mixes[k].push_back(order[i].second);
 }
 
-/*! \brief Bound the load on each mix of a segment from position `u` on. */
+/*! \brief Add the loads of a segment from `group` on, in a state in which `result` was the last one. */
+void LabelSearch::AddGroupLoads(const Segment& segment, const Group& group, int k, ResultId result,
+                                std::vector<double>& loads) {
+  if (!CanComplete(group, k)) return;
+  double transform_ns = group.reading->input_cost.ns, transform_pj = group.reading->input_cost.pj;
+  uint32_t deferred = 0;
+  const LiveResult& live = live_[result];
+  if (result && live.position == group.begin && !live.by_group.empty() && live.by_group[group.number].reads) {
+    const Access& access = live.by_group[group.number];
+    if (!access.is_possible) return;
+    transform_ns += access.ns, transform_pj += access.pj;
+    if (live.deferral && access.deferred >= 0) deferred = 1u << access.deferred;
+  }
+  const Expansion& expansion = FindExpansion(group, {deferred, group.continues != 0, false, false});
+  if (expansion.load_bounds.empty()) return;
+  const double* group_loads = expansion.load_bounds.data();
+  for (int j = 0; j < k; ++j) group_loads += segment.mixes[j].size();
+  const double* end_bounds = &group_end_bounds_[k][group.id * kFlagSets];
+  const double end_bound = *std::min_element(end_bounds, end_bounds + kFlagSets);
+  const double* next = group.end == segment.end ? nullptr : result_loads_[k][group.end].at(NextResult(group)).data();
+  const Criterion& criterion = query_.criteria[k];
+  const double sum = SumBoundChange(group, k) + criterion.per_pj * transform_pj;
+  const int resource = group.reading->transform_resource;
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const double weight = resource < 0 ? 0 : mixes_[segment.mixes[k][i]][resource];
+    const double transform = criterion.per_ns * weight * transform_ns;
+    loads[i] = std::min(loads[i], group_loads[i] + sum + transform + (next ? next[i] : end_bound));
+  }
+}
+
+/*! \brief Bound the load on each mix of a segment from position `u` on, by the last result before it. */
 void LabelSearch::SetPositionLoads(const Segment& segment, int u, int k) {
-  std::vector<double>& loads = load_bounds_[k][u];
-  loads.assign(segment.mixes[k].size(), kInfinite);
-  for (const Group& group : problem_.groups[u]) {
-    if (!CanComplete(group, k)) continue;
-    const double* end_bounds = &group_end_bounds_[k][group.id * kFlagSets];
-    const double end_bound = *std::min_element(end_bounds, end_bounds + kFlagSets);
-    for (size_t i = 0; i < loads.size(); ++i) {
-      const double group_load = LoadBound(expansions_[group.id].front(), k, mixes_[segment.mixes[k][i]]);
-      const double next = group.end == segment.end ? end_bound : load_bounds_[k][group.end][i];
-      loads[i] = std::min(loads[i], group_load + SumBoundChange(group, k) + next);
-    }
+  auto& result_loads = result_loads_[k][u];
+  for (const Group* group : ending_groups_[u]) result_loads.try_emplace(NextResult(*group));
+  if (result_loads.empty()) result_loads.try_emplace(0);
+  load_bounds_[k][u].assign(segment.mixes[k].size(), kInfinite);
+  for (auto& [result, loads] : result_loads) {
+    loads.assign(segment.mixes[k].size(), kInfinite);
+    for (const Group& group : problem_.groups[u]) AddGroupLoads(segment, group, k, result, loads);
+    for (size_t i = 0; i < loads.size(); ++i) load_bounds_[k][u][i] = std::min(load_bounds_[k][u][i], loads[i]);
   }
 }
 

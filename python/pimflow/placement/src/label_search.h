@@ -208,6 +208,7 @@ class LabelSearch {
   bool MayApplyEarlierEpilogues(const Segment& segment) const;  // segment_search.cc
   double SearchSegment(int s, const Key& key);
   void ChooseMixes(Segment& segment, int k) const;
+  void AddGroupLoads(const Segment& segment, const Group& group, int k, ResultId result, std::vector<double>& loads);
   void SetPositionLoads(const Segment& segment, int u, int k);
   void MarkUses(const Task& task, std::vector<char>& uses) const;
   /*! \brief From a result: lower bounds of the time until groups begin at `first` and at each later position. */
@@ -229,6 +230,10 @@ class LabelSearch {
   bool CanComplete(const Group& group, int k) const { return sum_bounds_[k][group.end] < kInfinite; }
   double SumBoundChange(const Group& group, int k) const {
     return sum_bounds_[k][group.end] - sum_bounds_[k][group.begin];
+  }
+  /*! \brief The result of a group as it is after the group; 0: nobody needs it. */
+  ResultId NextResult(const Group& group) const {
+    return live_.AdvanceResult(live_.FindResult(group.end - 1, group.layout, NextDeferral(group)), group.end);
   }
   Key NextKey(const Group& group, uint32_t flags) const;
   static uint64_t SegmentKey(const Key& key) { return uint64_t(key[0]) << 32 | (key.size() > 1 ? key[1] : 0); }
@@ -285,6 +290,7 @@ class LabelSearch {
   bool sums_pools_ = true;
   PoolBytes max_pool_bytes_{};
 
+  std::vector<std::vector<const Group*>> ending_groups_;  // by position
   std::vector<char> is_straddled_;                  // by position, whether a group begins before and ends after it
   std::vector<std::vector<char>> uses_resource_;    // by position and resource
   std::vector<std::vector<double>> sum_bounds_;     // by criterion and position, lower bound of sums without time
@@ -294,9 +300,10 @@ class LabelSearch {
   std::vector<int> position_segments_;  // by position
   std::vector<std::vector<GroupClass>> group_classes_;  // by position
   std::vector<std::shared_ptr<Lookahead>> lookaheads_;  // by horizon
-  // By criterion, lower bounds: from a position on, for each mix of its segment; after a group that ends a segment,
-  // for each of the flags before it; and after narrow positions, by flags and result.
+  // By criterion, lower bounds: from a position on, for each mix of its segment; the same by the last result before it;
+  // after a group that ends a segment, for each of the flags before it; and after narrow positions, by flags and result.
   std::vector<std::vector<std::vector<double>>> load_bounds_;
+  std::vector<std::vector<std::map<ResultId, std::vector<double>>>> result_loads_;
   std::vector<std::vector<double>> group_end_bounds_;
   std::vector<std::unordered_map<uint64_t, std::vector<double>>> segment_bounds_;
   std::vector<double> pool_bounds_, candidate_bytes_;  // lower bounds of the pools from a position, or candidate, on

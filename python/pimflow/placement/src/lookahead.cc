@@ -107,6 +107,11 @@ class LabelSearch::Lookahead {
   void AddPosition(int u) {
     if (u + 1 < segment_.end) TableAt(u).result_tails[u - begin_] = ReaderTail(search_.live_.ResultShape(u));
     for (GroupClass& group_class : search_.FindClasses(u)) AddClass(group_class, 0, kFlagSets - 1);
+    const std::vector<double>& loads = search_.load_bounds_[k_][u];
+    for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
+      double* flag_loads = Loads(u, flags);
+      for (size_t i = 0; i < loads.size(); ++i) flag_loads[i] = std::max(flag_loads[i], loads[i]);
+    }
   }
 
   /*! \brief A lower bound from a result on, by those of its readers that every plan contains. */
