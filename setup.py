@@ -97,7 +97,7 @@ class BuildCore(build_ext):
 setup(
     packages=packages(),
     package_dir=FOLDERS | {"": "python"},
-    py_modules=["pimflow_command"],
+    py_modules=["pimflow_command", "pimflow_signals"],
     ext_modules=[
         Extension(
             "pimflow.libpimflow_core",

@@ -2,7 +2,7 @@
 
 Kernels that pimflow compiled and timed on an H200 (`tests/gpu_model/data/h200_measured.csv`, with their
 tiles), or those of another card's file that ``measure_gpu.py`` wrote, give the constant of
-`relay_passes.schedules.product_tiles`, the time of a step: it is fitted to the half of the kernels that a
+`core.product_tiles`, the time of a step: it is fitted to the half of the kernels that a
 hash chooses, the other half judges it. Then the kernels of five networks by the tiles that these kernels
 had, and by those that are chosen now.
 """
@@ -23,10 +23,10 @@ from update_validation import fill
 
 from pimflow import frontend
 from pimflow.core.blocks import KernelLimits
+from pimflow.core.product_tiles import BlockTile, ProductShape, fastest_tile, product_ns
 from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.relay_passes.regions.extract_regions import extract_regions
-from pimflow.relay_passes.schedules.product_tiles import BlockTile, ProductShape, fastest_tile, product_ns
 from pimflow.simulators.gpu.model import SIZES
 from pimflow.simulators.gpu.region_kernels import gpu_kernels
 

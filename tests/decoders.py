@@ -93,9 +93,7 @@ class DecoderModel:
         return self.add("Add", x, self.add("MatMul", y, self.random_weight(hidden, width)))
 
     def attention(self, layer: int, x: str) -> str:
-        query, key, value = (
-            self.split_heads(x, count) for count in (self.heads, self.kv_heads, self.kv_heads)
-        )
+        query, key, value = (self.split_heads(x, n) for n in (self.heads, self.kv_heads, self.kv_heads))
         key, value = self.append_to_cache(layer, "key", key), self.append_to_cache(layer, "value", value)
         return self.merge_heads(self.attention_values(layer, query, key, value))
 
@@ -191,11 +189,7 @@ def one_node(kind, inputs, results, constants=(), domain=MICROSOFT, opset=17, **
             for name, array in inputs.items()
             if array is not None and name not in constants
         ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-            for name, dims in results.items()
-            if name
-        ],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, dims) for n, dims in results.items() if n],
         [onnx.numpy_helper.from_array(inputs[name], name) for name in constants],
     )
     domains = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
@@ -211,9 +205,7 @@ def tables(rows: int, half: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def gqa_model(
-    past: int, tokens: int, *, length=0, heads=4, kv_heads=2, size=16, batch=1, sinks=False, **attributes
-):
+def gqa_model(past, tokens, *, length=0, heads=4, kv_heads=2, size=16, batch=1, sinks=False, **attributes):
     """GroupQueryAttention, and its operands: a cache of `length` places, or one that grows."""
     total = past + tokens
     places = length or past

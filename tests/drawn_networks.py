@@ -39,9 +39,7 @@ class Graph:
         self.shapes[name] = tuple(dims)
         return name
 
-    def conv(
-        self, x: str, channels: int, kernel: int = 1, *, stride=1, groups=1, bias=True, name: str = ""
-    ) -> str:
+    def conv(self, x: str, channels: int, kernel=1, *, stride=1, groups=1, bias=True, name: str = "") -> str:
         n, c, h, w = self.shapes[x]
         operands = [x, self.weight(channels, c // groups, kernel, kernel)]
         operands += [self._bias(channels)] if bias else []
@@ -61,13 +59,11 @@ class Graph:
         joined = sum(self.shapes[part][axis] for part in parts)
         return self.add("Concat", [*parts], (*dims[:axis], joined, *dims[axis + 1 :]), axis=axis)
 
-    def product(self, x: str, columns: int, *, bias: bool = False) -> str:
+    def product(self, x: str, width: int, *, bias: bool = False) -> str:
         *outer, inner = self.shapes[x]
-        matrix = self.constant(
-            (self.values.standard_normal((inner, columns)) * inner**-0.5).astype(np.float32)
-        )
-        y = self.add("MatMul", [x, matrix], (*outer, columns))
-        return self.add("Add", [y, self._bias(columns)], (*outer, columns)) if bias else y
+        matrix = self.constant((self.values.standard_normal((inner, width)) * inner**-0.5).astype(np.float32))
+        y = self.add("MatMul", [x, matrix], (*outer, width))
+        return self.add("Add", [y, self._bias(width)], (*outer, width)) if bias else y
 
     def reshape(self, x: str, *dims: int) -> str:
         return self.add("Reshape", [x, self.constant(np.int64(dims))], dims)
@@ -369,12 +365,10 @@ def _conv_transpose(graph: Graph, draw: Random, x: str) -> str | None:
     if not n or max(size) > 10:
         return None
     groups, kernel, stride = draw.choice([1, 1, c]), draw.choice([2, 3]), draw.choice([1, 2])
-    group_channels = draw.choice([1, 2]) if groups == c else draw.choice([4, 8])
+    outputs = draw.choice([1, 2]) if groups == c else draw.choice([4, 8])
     dims = [(extent - 1) * stride + kernel for extent in size]
-    operands = [x, graph.weight(c, group_channels, kernel, kernel)]
-    return graph.add(
-        "ConvTranspose", operands, (n, group_channels * groups, *dims), strides=[stride] * 2, group=groups
-    )
+    parts = [x, graph.weight(c, outputs, kernel, kernel)]
+    return graph.add("ConvTranspose", parts, (n, outputs * groups, *dims), strides=[stride] * 2, group=groups)
 
 
 def _long_conv(graph: Graph, draw: Random, x: str) -> str | None:

@@ -14,7 +14,7 @@ def compile_group_for_cuda(
     group: Group, placed: Placement, computed: Mapping[str, Computation], target: tvm.target.Target
 ) -> tvm.runtime.Executable:
     """The function of a group, its CUDA code not compiled yet."""
-    threads = parameters.KernelTarget(counted=True, threads=CUDA_THREADS)
+    threads = parameters.KernelTarget(counts_bytes=True, threads=CUDA_THREADS)
     function = generator.generate(NAME, group, placed, computed, threads)
     # the function has its barriers; where a pool is both read and written, TVM would put them into branches
     with target, tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"]):

@@ -112,9 +112,7 @@ def test_the_first_page_and_the_examples_have_every_command():
     """In the groups of the help; and an example of each."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Commands\n")[2]
     rows = re.findall(r"^    (\S.*?)  +(\S.*)$", text, re.MULTILINE)
-    assert rows == [
-        (", ".join(map(parser.command_name, commands)), title) for title, commands in parser.GROUPS
-    ]
+    assert rows == [(", ".join(map(parser.command_name, items)), title) for title, items in parser.GROUPS]
     examples = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^    pimflow ([\w-]+)", examples, re.MULTILINE))
     assert shown == {parser.command_name(command) for command in parser.COMMANDS}

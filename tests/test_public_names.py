@@ -117,19 +117,13 @@ def test_what_is_listed_is_public():
 
 @pytest.mark.long
 def test_results_are_shown_in_a_line():
-    search_result = pimflow.search("toy")
+    search = pimflow.search("toy")
     memory = pimflow.plan_memory("toy")
-    for result in (
-        search_result,
-        *search_result.programs().values(),
-        memory,
-        memory.plan,
-        pimflow.fuse("toy"),
-    ):
+    for result in (search, *search.programs().values(), memory, memory.plan, pimflow.fuse("toy")):
         assert type(result).__name__ in repr(result) and len(repr(result)) < 160
     assert memory.to_json()["pool_bytes"] == memory.plan.pool_bytes
     with pytest.raises(UsageError, match=r"model is a name, a file, .*, not SearchResult"):
-        pimflow.search(search_result)
+        pimflow.search(search)
 
 
 @pytest.mark.long

@@ -14,9 +14,9 @@ from __future__ import annotations
 import sys as _sys
 
 if _sys.argv[:1] == ["-m"]:  # set by Python while it looks for `pimflow.__main__`
-    import pimflow_command as _command
+    import pimflow_signals as _signals
 
-    _command.leave_when_interrupted()
+    _signals.leave_when_interrupted()
 
 import importlib
 import os

@@ -7,7 +7,7 @@ import os
 import sys
 
 from pimflow.host import garbage_collection, interrupts
-from pimflow_command import INTERRUPTED, leave_when_interrupted
+from pimflow_signals import INTERRUPTED, leave_when_interrupted
 
 # Threads of OpenBLAS go to sleep 2 ** 4 cycles after a product. By default they spin for 2 ** 26 cycles,
 # which takes longer than most products of a verification.

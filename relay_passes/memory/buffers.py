@@ -165,7 +165,7 @@ def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str
     """Set the memory of each buffer by `sets`, the channel set of each variable, if there are several sets.
 
     A part lies in the set of its tensor. A buffer without a name in the graph, such as a workspace, lies in
-    the set of the result of the last call that uses it.
+    the set of the result of the last call that uses it: of its own, where it completes an earlier one too.
     """
     if not sets:
         return
@@ -182,7 +182,7 @@ def _place_in_channels(main_buffers: Collection[TensorBuffer], sets: Mapping[str
             named[buffer] = sets[tensor_name]
     for buffer in main_buffers:
         steps = range(buffer.end - 1, buffer.begin - 1, -1)
-        beside = (neighbour for step in steps for neighbour in written.get(step, ()) if neighbour in named)
+        beside = (n for step in steps for n in reversed(written.get(step, ())) if n in named)
         neighbour = buffer if buffer in named else next(beside, None)
         buffer.memory = named[neighbour] if neighbour else ChannelSet.GPU.value
 

@@ -33,7 +33,13 @@ def can_overwrite(kernel: tirx.PrimFunc, operand: int, result: int) -> bool:
         if not block.iter_vars:
             return False  # likewise without declared accesses
         read, written = _accesses(block.reads, source), _accesses(block.writes, target)
-        if _accesses(block.reads, target) or _accesses(block.writes, source) or block.match_buffers:
+        if _accesses(block.reads, target) or _accesses(block.writes, source):
+            return False
+        if any(
+            match.source.source.same_as(tensor)
+            for match in block.match_buffers
+            for tensor in (source, target)
+        ):
             return False
         if read and not written:
             return False

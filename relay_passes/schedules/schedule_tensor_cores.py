@@ -21,6 +21,7 @@ from tvm.s_tir.dlight.gpu.matmul import (
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from pimflow.core.product_tiles import FRAGMENT, ROW_END, STAGES, BlockTile, ProductShape, fastest_tile
 from pimflow.relay_passes.schedules.keep_barriers import ASYNC_STAGES
 from pimflow.relay_passes.schedules.launch_limits import GpuRule
 from pimflow.relay_passes.schedules.loops import (
@@ -34,14 +35,6 @@ from pimflow.relay_passes.schedules.loops import (
     variables,
 )
 from pimflow.relay_passes.schedules.lower_kernels import lower_kernels
-from pimflow.relay_passes.schedules.product_tiles import (
-    FRAGMENT,
-    ROW_END,
-    STAGES,
-    BlockTile,
-    ProductShape,
-    fastest_tile,
-)
 
 ASYNC_ARCHITECTURE = 80  # the first whose threads need not wait for copies to shared memory
 ASYNC_COPY_SCOPE = "async_commit_queue_scope"  # attribute of lowered statements that are copies

@@ -26,7 +26,7 @@ def remaining_bytes(plan: FusionPlan) -> dict[str, int]:
             moved[name] += whole
             remaining["halos"] += count - whole
         for name in group.output_names:
-            moved[name] += 0 if group.is_single and group.layers[0].view else graph.elements(name)
+            moved[name] += 0 if group.is_single and group.layers[0].is_view else graph.elements(name)
         for layer in group.layers:
             times = 1 if group.is_single or layer.name in group.resident else group.tiling.tiles
             remaining["weights"] += layer.weight_elements * (times - 1)
@@ -43,7 +43,7 @@ def _loaded_elements(group: Group) -> dict[str, int]:
     if not group.is_single:
         return {name: group.elements_over_tiles(name) for name in group.input_names}
     (layer,) = group.layers
-    return {} if layer.view else {name: group.graph.elements(name) for name in dict.fromkeys(layer.inputs)}
+    return {} if layer.is_view else {name: group.graph.elements(name) for name in dict.fromkeys(layer.inputs)}
 
 
 def remainder_rows(plans: Mapping[str, FusionPlan]) -> list[str]:

@@ -90,15 +90,13 @@ CONFIG = """-gpgpu_n_clusters 30
 """
 
 
-def install(
-    folder: Path, extra_code: str = "", config: str = CONFIG, text: str = FAKE, last: str = ""
-) -> Path:
+def install(folder: Path, extra: str = "", config: str = CONFIG, text: str = FAKE, last: str = "") -> Path:
     """A directory with the stand-in and its configuration; `more` is run before its closing line."""
     (folder / "bin").mkdir(parents=True)
     (folder / "config").mkdir()
     program = folder / "bin" / "accel-sim.out"
     runs = str(folder / "runs")
-    program.write_text(text.format(python=sys.executable, runs=runs, more=extra_code, last=last))
+    program.write_text(text.format(python=sys.executable, runs=runs, more=extra, last=last))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (folder / "config" / "gpgpusim.config").write_text(config)
     (folder / "config" / "trace.config").write_text("-trace_opcode_latency_initiation_int 4,1\n")
@@ -366,7 +364,7 @@ def store_log(folder: Path, request: KernelRequest, logs: Path) -> KernelCost:
     """Store the log that the stand-in leaves for a trace, and return what running it costs."""
     path = logs / f"{kernel_name(request.kernel, 'fp16')}.{request.channels}.log"
     copy_command = f"import shutil; sys.stdout.flush(); shutil.copyfile('output.log', {str(path)!r})"
-    (cost,) = AccelSim(str(install(folder, extra_code=copy_command))).costs([request], GPU, "fp16")
+    (cost,) = AccelSim(str(install(folder, extra=copy_command))).costs([request], GPU, "fp16")
     path.write_text(path.read_text() + "GPGPU-Sim: *** exit detected ***\n")
     return cost
 
@@ -525,21 +523,14 @@ def test_the_page_on_traces_works_as_written(installation, tmp_path, monkeypatch
 def test_a_kernel_left_out_is_predicted():
     """The quickest of the table in docs/validation.md, which scripts/validate_accel_sim.py writes."""
     samples = read_samples(CYCLES, GPU)
-    chosen_samples = [
-        s for s in samples if s.shape in ("pw_784x192x32", "read1m", "write1m", "pw_49x960x160")
-    ]
-    predictions = leave_one_out(chosen_samples, GPU)
-    assert [prediction.kernel for prediction in predictions] == [
-        "pw_49x960x160",
-        "pw_784x192x32",
-        "read1m",
-        "write1m",
-    ]
-    assert {s.shape: s.measured_ns for s in chosen_samples if s.channels == 32} == pytest.approx(
+    subset = [s for s in samples if s.shape in ("pw_784x192x32", "read1m", "write1m", "pw_49x960x160")]
+    predictions = leave_one_out(subset, GPU)
+    assert [p.kernel for p in predictions] == ["pw_49x960x160", "pw_784x192x32", "read1m", "write1m"]
+    assert {s.shape: s.measured_ns for s in subset if s.channels == 32} == pytest.approx(
         {prediction.kernel: prediction.cycles[32][0] / 1.365 for prediction in predictions}
     )
-    left_out = next(s for s in chosen_samples if s.shape == "pw_784x192x32" and s.channels == 32)
-    others = fit(GPU, [s for s in chosen_samples if s.shape != "pw_784x192x32"])
+    left_out = next(s for s in subset if s.shape == "pw_784x192x32" and s.channels == 32)
+    others = fit(GPU, [s for s in subset if s.shape != "pw_784x192x32"])
     cost = kernel_cost(left_out.kernel, others, dtype="fp16", channels=32, tile=left_out.tile)
     assert predictions[1].cycles[32] == (9217, pytest.approx(cost.total_ns * 1.365))
 

@@ -134,9 +134,7 @@ def geometries(draw, depthwise: bool = False) -> ConvGeometry:
 
 # The traces here are by the generator of the kernels in tests/gpu_model/data/accelsim_rtx2060.csv. The
 # logs of two of them, which Accel-Sim ran, are beside them: `gpu_sim_insn` counts every lane.
-def pointwise_launch(
-    m: tuple[int, int], k: int, n: int, tile: tuple[int, int] = (64, 64), **options
-) -> Launch:
+def pointwise_launch(m: tuple[int, int], k: int, n: int, tile=(64, 64), **options) -> Launch:
     gemm = Gemm(geometry=ConvGeometry(n=1, h=m[0], w=m[1], c=k, oc=n), tile=tile, **BASES, **options)
     return gemm_launch(f"pw_{m[0] * m[1]}x{n}x{k}", gemm)
 
@@ -359,9 +357,7 @@ def test_a_product_that_scales_a_map_reads_and_writes_all_of_it(tmp_path_factory
     assert stores == Counter(C + 2 * i for i in range(-(-map_bytes // 16) * 8))
     assert set(sums) <= loads and len(loads) == -(-(map_bytes + 2 * len(sums)) // 16) * 8
     lanes = [i.lanes for block in blocks for warp in block.warps for i in warp if i.opcode.startswith("STG")]
-    assert max(lanes) == min(32, -(-map_bytes // 16)) and sum(lane_count < 32 for lane_count in lanes) <= len(
-        blocks
-    )
+    assert max(lanes) == min(32, -(-map_bytes // 16)) and sum(n < 32 for n in lanes) <= len(blocks)
 
 
 @SOME
@@ -419,16 +415,8 @@ def test_split_k_is_two_launches_where_the_model_splits(tmp_path):
 
 
 def test_kernels_without_a_convolution():
-    plain = Kernel(
-        kind="gemm",
-        m=49,
-        n=64,
-        k=40,
-        macs=49 * 64 * 40,
-        input_bytes=3920,
-        weight_bytes=5120,
-        output_bytes=6272,
-    )
+    moved = {"input_bytes": 3920, "weight_bytes": 5120, "output_bytes": 6272}
+    plain = Kernel(kind="gemm", m=49, n=64, k=40, macs=49 * 64 * 40, **moved)
     conv = convolution_kernel(ConvGeometry(n=1, h=7, w=7, c=40, oc=64), "fp16")
     assert dataclasses.replace(conv, geometry=None) == plain
     plain_text, conv_text = (text_of(launches(kernel, GPU, "fp16")[0]) for kernel in (plain, conv))

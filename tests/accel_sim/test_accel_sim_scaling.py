@@ -27,9 +27,7 @@ PARTS = {
 }
 POINTWISE, WIDE = (ConvGeometry(n=1, h=14, w=14, c=c, oc=96) for c in (64, 96))
 DEPTHWISE = ConvGeometry(n=1, h=28, w=28, c=64, oc=64, kh=3, kw=3, padding=(1, 1, 1, 1), groups=64)
-KERNELS = [
-    convolution_kernel(geometry, "fp16") for geometry in (LAYER, *PARTS.values(), POINTWISE, WIDE, DEPTHWISE)
-]
+KERNELS = [convolution_kernel(g, "fp16") for g in (LAYER, *PARTS.values(), POINTWISE, WIDE, DEPTHWISE)]
 KERNELS += [Kernel(kind="stream", input_bytes=1 << 20, output_bytes=1 << 18)]
 REQUESTS = [KernelRequest(kernel, channels) for kernel in KERNELS for channels in (16, 32)]
 

@@ -170,10 +170,8 @@ def test_a_map_that_is_scaled_takes_a_stream_of_its_own(tile):
     assert len(launches(scaled, GPU, "fp16", 16)) == 2
     # A residual, or one more tensor that is stored, is no map.
     for extra_inputs, extra_outputs in ((480, 0), (128, 128)):
-        sizes = {
-            "input_bytes": unscaled.input_bytes + extra_inputs,
-            "output_bytes": unscaled.output_bytes + extra_outputs,
-        }
+        sizes = {"input_bytes": unscaled.input_bytes + extra_inputs}
+        sizes |= {"output_bytes": unscaled.output_bytes + extra_outputs}
         assert len(launches(dataclasses.replace(unscaled, **sizes), GPU, "fp16")) == 1
 
 
@@ -188,10 +186,7 @@ def test_constants_are_found_again():
         for sample, measured_ns in zip(samples, analytic_ns(samples, changed_gpu))
     ]
     fitted = fit(GPU, measured_samples)
-    errors = (
-        np.array(analytic_ns(measured_samples, fitted)) / [sample.measured_ns for sample in measured_samples]
-        - 1
-    )
+    errors = np.array(analytic_ns(measured_samples, fitted)) / [s.measured_ns for s in measured_samples] - 1
     assert np.median(abs(errors)) < 0.02
 
 
@@ -202,15 +197,11 @@ def test_a_gpu_of_ones_own_takes_them(tmp_path):
     path.write_bytes((SPECS / "gpu" / f"{GPU.name}.toml").read_bytes())
     fitted = fit(GPU, [sample for sample in SAMPLES if sample.is_fit_sample])
     write_efficiency(path, fitted, efficiency_sources(fitted, SAMPLES, CYCLES.name, "hash"))
-    written_gpu = GpuSpec.load(path)
-    assert (
-        written_gpu.efficiency == fitted.efficiency and {*EMITTED_CONSTANTS} <= written_gpu.efficiency.keys()
-    )
-    sources = {
-        key for key, value in written_gpu.sources.items() if value.startswith("fitted to Accel-Sim runs")
-    }
+    loaded = GpuSpec.load(path)
+    assert loaded.efficiency == fitted.efficiency and {*EMITTED_CONSTANTS} <= loaded.efficiency.keys()
+    sources = {key for key, value in loaded.sources.items() if value.startswith("fitted to Accel-Sim runs")}
     assert sources == {f"efficiency.{name}" for name in EMITTED_CONSTANTS}
-    assert analytic_ns(SAMPLES, written_gpu) == analytic_ns(SAMPLES, fitted)
+    assert analytic_ns(SAMPLES, loaded) == analytic_ns(SAMPLES, fitted)
 
 
 def test_ratios():

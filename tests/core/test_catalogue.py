@@ -120,9 +120,7 @@ def test_a_pim_device_says_what_plans_do_with_it(capsys, name):
 
 def test_what_is_derived_by_hand():
     """newton-gddr6: 875 MHz, 16 banks x 16 products every 2 cycles, 2 + 11 + 3 x 17 + 11 to switch rows."""
-    rows = {
-        row["what"]: row["value"] for row in description.describe(PimSpec.load("newton-gddr6"))["derived"]
-    }
+    rows = {r["what"]: r["value"] for r in description.describe(PimSpec.load("newton-gddr6"))["derived"]}
     assert rows["command clock"] == pytest.approx(875)
     assert rows["peak of a channel, fp16"] == pytest.approx(112)
     assert rows["the same, less refresh"] == pytest.approx(112 * (1 - 350 / 1900))
@@ -207,9 +205,7 @@ def test_a_changed_value_changes_the_page():
 @pytest.fixture
 def example(tmp_path) -> Path:
     """The device that the page tells how to write."""
-    (toml,) = re.findall(
-        r"<!-- example begin[^>]*-->\n```toml\n(.*?)```\n<!-- example end -->", PAGE, flags=re.DOTALL
-    )
+    (toml,) = re.findall(r"<!-- example begin[^>]*-->\n```toml\n(.*?)```\n<!-- example end -->", PAGE, re.S)
     path = tmp_path / "my_device.toml"
     path.write_text(toml, encoding="utf-8")
     return path

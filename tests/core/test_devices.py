@@ -288,11 +288,9 @@ def test_short_buffers_are_bounded():
 
 
 def test_a_repeated_constraint(tmp_path):
-    repeated = (
-        '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
-    )
+    twice = '\n[[constraints]]\nlevel = "channel"\nbefore = ["COMP"]\nafter = ["COMP"]\nlatency = "nCCDS"\n'
     assert "constraint 25 repeats constraint 8" in refusal(
-        tmp_path, NEWTON.replace("\n[energy]", repeated + "\n[energy]")
+        tmp_path, NEWTON.replace("\n[energy]", twice + "\n[energy]")
     )
 
 

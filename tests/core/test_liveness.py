@@ -58,12 +58,8 @@ def test_a_chain_by_hand():
     steps = [(["x"], ["a"]), (["a"], ["b"]), (["b"], ["y"])]
     sizes = {"x": 1, "a": 10, "b": 100, "y": 1000}
     liveness = Liveness.from_steps(steps, sizes, inputs=["x"], outputs=["y"])
-    assert [(life.name, life.begin, life.end) for life in liveness.lifetimes] == [
-        ("x", 0, 1),
-        ("a", 0, 2),
-        ("b", 1, 3),
-        ("y", 2, 3),
-    ]
+    spans = [("x", 0, 1), ("a", 0, 2), ("b", 1, 3), ("y", 2, 3)]
+    assert [(life.name, life.begin, life.end) for life in liveness.lifetimes] == spans
     assert [liveness.live_bytes(step) for step in range(3)] == [11, 110, 1100]
 
 
@@ -92,11 +88,7 @@ def test_an_output_nobody_writes_is_refused():
 
 
 @PROPERTY
-@given(
-    st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple),
-    st.data(),
-    st.sampled_from([2, 4]),
-)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple), st.data(), st.sampled_from([2, 4]))
 def test_which_parts_lie_inside_against_numpy(shape, data, element_bytes):
     """numpy's own strides say what is contiguous, and where it begins."""
     axis = data.draw(st.integers(0, len(shape) - 1))

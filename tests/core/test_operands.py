@@ -91,11 +91,11 @@ def test_integer_operands_are_exact_by_value():
                 assert PimProgram.from_json(program.to_json()) == program and program.dtype == "int8"
                 assert program_coverage(program).exact and pim.is_target_of(program)
                 assert not any(program_violations_by_rule(program, pim).values())
-                limits = (
+                tops = (
                     {8: 127, 4: 7}[operand.weight_type.bits],
                     {"int8": 127, "int4": 7}[operand.activations],
                 )
-                w, x = (draw.integers(-n, n + 1, shape) for n, shape in zip(limits, ((40, 5000), 5000)))
+                w, x = (draw.integers(-n, n + 1, shape) for n, shape in zip(tops, ((40, 5000), 5000)))
                 image = memory_image(program, w.astype(np.int8))
                 y = PimDevice(program, image).run(x.astype(np.int8).reshape(1, 1, 1, -1))
                 np.testing.assert_array_equal(y[0], w @ x)

@@ -215,10 +215,8 @@ def test_choices_are_carried_to_the_same_network_in_another_form():
         )  # fmt: skip
 
     graph = RegionGraph(name="n", regions=(region("b"), region("new"), region("a")), outputs=("a",))
-    choices = (
-        Choice(regions=("a",), rewrite=PimRewrite()),
-        Choice(regions=("b",), rewrite=SplitRewrite(gpu_share=0.5)),
-    )
+    first = Choice(regions=("a",), rewrite=PimRewrite())
+    choices = (first, Choice(regions=("b",), rewrite=SplitRewrite(gpu_share=0.5)))
     plan = Plan(model="m", system="s", gpu_channels=1, choices=choices, latency_ns=1.0, lower_bound_ns=1.0)
     carried = plan.to_graph(graph, can_compute)
     assert carried.model == graph.digest

@@ -53,12 +53,7 @@ WRONG_FIELDS = [
     ("gpu", "launch_ns", "launch_ns = nan", "field 'launch_ns': nan is not"),
     ("gpu", "registers_bytes", "registers_bytes = 0", "field 'registers_bytes': 0 is not"),
     ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 0 }", "field 'fma_per_sm_cycle.fp16': 0.0"),
-    (
-        "gpu",
-        "fma_per_sm_cycle",
-        "fma_per_sm_cycle = { fp16 = 'x' }",
-        "field 'fma_per_sm_cycle'.fp16: 'x' is not",
-    ),
+    ("gpu", "fma_per_sm_cycle", "fma_per_sm_cycle = { fp16 = 'x' }", "field 'fma_per_sm_cycle'.fp16: 'x' is"),
     ("gpu", "static_w", "static_w = -1", "field 'energy.static_w': -1.0 is not"),
     ("gpu", "static_w", "", "missing field 'energy.static_w'"),
     ("gpu", "fma_fp32_pj", "", "missing field 'energy.fma_fp32_pj'"),
@@ -239,9 +234,7 @@ def test_nothing_between_file_and_device_changes_a_value():
     spec = PimSpec.load("newton-gddr6")
     assert spec.timing == {key: entry["value"] for key, entry in table["timing"].items()}
     assert spec.energy == {key: entry["value"] for key, entry in table["energy"].items()}
-    rules = [
-        {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in table["constraints"]
-    ]
+    rules = [{k: tuple(v) if isinstance(v, list) else v for k, v in r.items()} for r in table["constraints"]]
     assert spec.constraints == tuple(Constraint(**rule) for rule in rules)
 
 
@@ -264,14 +257,12 @@ def test_a_table_begins_as_another_devices(tmp_path):
     path = tmp_path / "mine.toml"
     efficiency = '[efficiency]\nas = "v100"\nsource = "assumed: a test"\n[efficiency.value]\ndram = 0.5\n'
     path.write_text(f"{head}{efficiency}\n[energy]{energy}")
-    derived, base = GpuSpec.load(path), GpuSpec.load("v100")
-    assert derived.efficiency == {**base.efficiency, "dram": 0.5}
+    child, base = GpuSpec.load(path), GpuSpec.load("v100")
+    assert child.efficiency == {**base.efficiency, "dram": 0.5}
     assert base.efficiency["dram"] != 0.5
-    assert derived.sources["efficiency.dram"] == "assumed: a test"
+    assert child.sources["efficiency.dram"] == "assumed: a test"
     for key in base.efficiency.keys() - {"dram"}:
-        assert (
-            derived.sources[f"efficiency.{key}"] == f"assumed: a test ({base.sources[f'efficiency.{key}']})"
-        )
+        assert child.sources[f"efficiency.{key}"] == f"assumed: a test ({base.sources[f'efficiency.{key}']})"
 
 
 @pytest.mark.parametrize(

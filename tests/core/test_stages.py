@@ -26,16 +26,8 @@ def chains(draw):
         window, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 2))
         before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
         stride = draw(st.integers(1, 3))
-        maps.append(
-            RangeMap(
-                extent=extent,
-                window=window,
-                stride=stride,
-                dilation=dilation,
-                pad_before=before,
-                pad_after=after,
-            )
-        )
+        steps = {"window": window, "stride": stride, "dilation": dilation}
+        maps.append(RangeMap(extent=extent, **steps, pad_before=before, pad_after=after))
         extent = maps[-1].output_extent
         assume(extent >= 2)
     cuts = draw(st.sets(st.integers(1, extent - 1), min_size=1, max_size=7))

@@ -69,15 +69,9 @@ def test_no_value_is_further_off_than_its_steps_are_apart(name, seed, blocks):
         part = values[begin : begin + (kind.block or len(values))]
         error = np.abs(stored[begin : begin + len(part)] - part).max(axis=0)
         # the sign of the largest is kept by q4_0, so that the other end loses a step
-        steps = {
-            "int4": 14,
-            "int4_g128": 14,
-            "q4_0": 8,
-            "q4_k": 15 / 2,
-            "fp8": 28,
-            "bf16": 256,
-            "fp16": 2048,
-        }.get(name, 127)
+        counts = {"int4": 14, "int4_g128": 14, "q4_0": 8, "q4_k": 15 / 2}
+        counts |= {"fp8": 28, "bf16": 256, "fp16": 2048}
+        steps = counts.get(name, 127)
         assert (error <= np.abs(part).max(axis=0) / steps * 1.07 + 1e-6).all()
 
 

@@ -117,10 +117,8 @@ def test_depthwise_layers_have_no_channels_to_decompose():
 
 def test_a_zero_filter_has_no_error():
     g = ConvGeometry(n=1, h=4, w=4, c=4, oc=4, kh=3, kw=3)
-    decomposition = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
-    assert decomposition.relative_error == 0 and all(
-        np.isfinite(link.filters).all() for link in decomposition.links
-    )
+    chain = decompose("a", np.zeros((4, 3, 3, 4), np.float32), g, "cp", RankRule.parse("0.5"))
+    assert chain.relative_error == 0 and all(np.isfinite(link.filters).all() for link in chain.links)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +129,7 @@ def test_a_zero_filter_has_no_error():
         ("tucker", (4,), "layer 'a' takes 2 ranks, not 1"),
         ("cp", (37 * 9,), "its ranks are 1 to 36"),
         ("tt", (4, 13, 8), "rank 13 of layer 'a': its ranks are 1 to 12"),
-        (
-            "tt",
-            (1, 12, 8),
-            r"ranks \[1, 12, 8\] of layer 'a': together they can be at most \[1, 3, 8\]",
-        ),
+        ("tt", (1, 12, 8), r"ranks \[1, 12, 8\] of layer 'a': together they can be at most \[1, 3, 8\]"),
     ],
 )
 def test_ranks_that_the_layer_does_not_have(method, ranks, message):

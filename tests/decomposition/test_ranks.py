@@ -117,9 +117,7 @@ def test_the_noise_variance_that_vbmf_takes_is_the_best_of_a_grid():
 def test_every_rule_gives_ranks_that_the_filter_has(method, rule, shape):
     filters = random_filters(shape)
     ranks = factors.ranks(method, [filters], RankRule.parse(rule))
-    assert all(
-        1 <= rank <= max_rank for rank, max_rank in zip(ranks, factors.max_ranks(method, shape), strict=True)
-    )
+    assert all(1 <= r <= limit for r, limit in zip(ranks, factors.max_ranks(method, shape), strict=True))
     assert factors.factorise(method, filters, ranks).filters().shape == shape
 
 

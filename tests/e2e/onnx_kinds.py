@@ -92,13 +92,7 @@ op("BitShift", "BitShift", "x z", t=T.UINT8, weights={"z": np.uint8([1])}, direc
 op("Where", "Where", "c x z", extra={"c": (B, SHAPE), "z": (F, SHAPE)})
 op("Mean 1", "Mean")
 op("Max 1", "Max")
-op(
-    "Min of maps, a number and pixels",
-    "Min",
-    "x z one",
-    extra={"z": (F, (8, 1, 1))},
-    weights={"one": np.float32(1)},
-)
+op("Min of maps, pixels, one", "Min", "x z one", extra={"z": (F, (8, 1, 1))}, weights={"one": np.float32(1)})
 op("Mean 3", "Mean", "x z v", extra={"z": (F, SHAPE), "v": (F, SHAPE)})
 op("Mean broadcast", "Mean", "x z", extra={"z": (F, (8, 1, 1))})
 op("Sum broadcast", "Sum", "x z", extra={"z": (F, (8, 1, 1))})
@@ -244,9 +238,7 @@ op("LpNorm1", "LpNormalization", axis=1, p=1)
 op("LpNorm last", "LpNormalization")
 for k in (1, 2):  # of nothing in every second row
     rows = [h.make_node("Mul", ["x", "c"], ["u"], name="m")]
-    net_after(
-        f"LpNorm{k} zero", rows, "LpNormalization", weights={"c": np.float32([[1], [0]] * 3)}, axis=3, p=k
-    )
+    net_after(f"LpNorm{k} 0", rows, "LpNormalization", weights={"c": np.float32([[1], [0]] * 3)}, axis=3, p=k)
 op("RMSNorm", "RMSNormalization", "x s", weights={"s": weight(6)}, opset=23)
 op("Dropout", "Dropout")
 op("Dropout mask", "Dropout", outs="y m")

@@ -246,10 +246,8 @@ FAULTS = ("a token is not written", "another head", "a program lacks a command")
 @pytest.mark.parametrize("fault", long_but(FAULTS[:1], FAULTS))
 def test_what_is_wrong_is_refused(monkeypatch, fault):
     network = frontend.load(DecoderModel(past=7, heads=2, kv_heads=2).model(), context=8)
-    small_system = small("newton-gddr6")
-    search_result = plan_attention_on_pim(
-        extract_regions(network.module), small_system, SCHEDULES["newton-gddr6"]
-    )
+    target = small("newton-gddr6")
+    search_result = plan_attention_on_pim(extract_regions(network.module), target, SCHEDULES["newton-gddr6"])
     if fault == "a token is not written":
         monkeypatch.setattr(
             codegen, "all_places_program", lambda layout: drop_last_commands(all_places_program(layout))
@@ -266,4 +264,4 @@ def test_what_is_wrong_is_refused(monkeypatch, fault):
         network_build = replace(network_build, programs=programs)
     inputs = network.example_inputs()
     with pytest.raises(VerificationError, match=r"layer0\.values__"):
-        verify(network, network_build, small_system, inputs, network.reference(inputs)).require()
+        verify(network, network_build, target, inputs, network.reference(inputs)).require()

@@ -129,10 +129,7 @@ def test_the_report_has_it(tmp_path):
         (lambda a: a.update(input=a["input"].astype(str)), "and dtype <U"),
         (lambda a: a.update(input=a["input"][:0]), "0 samples"),
         (lambda a: a.update(input=a["input"] * np.nan), "no finite numbers"),
-        (
-            lambda a: a.update(labels=np.zeros(3, int)),
-            "'labels' has shape [3] and dtype int64; give",
-        ),
+        (lambda a: a.update(labels=np.zeros(3, int)), "'labels' has shape [3] and dtype int64; give"),
         (lambda a: a.update(labels=np.zeros(2)), "dtype float64; give integers of shape [2]"),
         (lambda a: a.update(labels=np.array([0, 10])), "'labels' are 0 to 10; the classes are 0 to 9"),
         (lambda a: a.update(input=np.array([None, None])), "not an .npz file of plain arrays"),

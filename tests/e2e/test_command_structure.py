@@ -122,9 +122,7 @@ def test_what_cannot_be_read_is_said_in_one_line(argv, says, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("argv", "heavy"), [("--help", "numpy"), ("run --help", "numpy"), ("devices", "onnx")]
-)
+@pytest.mark.parametrize("argv, heavy", [("--help", "numpy"), ("run --help", "numpy"), ("devices", "onnx")])
 def test_what_a_command_does_not_need_is_not_loaded(argv, heavy):
     code = (
         f"import sys; sys.argv[1:] = {argv.split()}; from pimflow.commands.main import main\n"

@@ -1,7 +1,5 @@
 """Do options come from ``pimflow.toml``, and does ``--show-config`` say where from?"""
 
-import json
-
 import pytest
 from command_line import error_line, run_json
 
@@ -72,10 +70,3 @@ WRONG = {
 def test_what_is_wrong_in_the_file_is_said_in_a_line(text, folder, capsys):
     (folder / "pimflow.toml").write_text(text)
     assert WRONG[text] in error_line(capsys, 2, "compile toy")
-
-
-@pytest.mark.long
-def test_options_of_a_report_are_those_of_the_file(folder, capsys):
-    (folder / "pimflow.toml").write_text('dtype = "fp32"\n[compile]\nconventions = "none"\n')
-    assert run_json(capsys, "compile toy")["dtype"] == "fp32"
-    assert json.loads(json.dumps(run_json(capsys, "compile toy --dtype fp16")))["dtype"] == "fp16"

@@ -50,9 +50,7 @@ def test_random_groups_give_the_reference_and_launch_what_is_charged(searched):
     graph, target, tilings = searched.graph, searched.system, searched.generator.tilings
     names = [region.name for region in graph.regions]
     runs = [tuple(names[a:b]) for a in range(8) for b in range(a + 2, 9)]
-    runs = [
-        run for run in runs if len(run) < 4 and not tilings.unsupported_reason(run, GroupTiling(h=8, w=8))
-    ]
+    runs = [r for r in runs if len(r) < 4 and not tilings.unsupported_reason(r, GroupTiling(h=8, w=8))]
     inputs = network.example_inputs()
     reference = network.reference(inputs)
     tiled = 0
@@ -95,9 +93,7 @@ def test_the_memory_of_groups(capsys):
     unfused = json.loads(capsys.readouterr().out)
     assert main([*command, "--fuse"]) == 0
     fused = json.loads(capsys.readouterr().out)
-    assert (
-        fused["fused"] == [list(covers) for covers in search_result.group_tilings()] != unfused["fused"] == []
-    )
+    assert fused["fused"] == [list(c) for c in search_result.group_tilings()] != unfused["fused"] == []
     assert fused["pool_bytes"] == plans[0].pool_bytes < unfused["pool_bytes"]
     assert "--fuse: buffers.csv is a table of buffers, not a network" in error_line(
         capsys, 2, "memory buffers.csv --fuse --quiet"

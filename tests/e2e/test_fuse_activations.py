@@ -68,7 +68,10 @@ def test_a_run_moves_what_is_outside_of_it(searched):
     weights = 2 * (first.kernel.weight_elements + last.kernel.weight_elements)
     assert kernel.again_bytes == weights * (kernel.blocks - 1), "each of its tiles, which have no halo"
     separate_bytes = sum(generator.make(r, OPERATOR_KERNELS).tasks[0].moved_bytes for r in (first, last))
-    assert fused_groups.make(generator, RUN, None, tiling).tasks[0].moved_bytes < separate_bytes
+    assert (
+        fused_groups.make(generator, RUN, None, FusedGroupRewrite(tiling=str(tiling))).tasks[0].moved_bytes
+        < separate_bytes
+    )
 
 
 @pytest.mark.long
@@ -86,11 +89,9 @@ def test_same_values_and_less_memory(capsys):
     network = decompose(frontend.load("toy"), DecompositionRequest.parse("tucker:0.5")).network
     plans, results = [], []
     for variant in (network, with_fused_runs(network)):
-        machine = relax.VirtualMachine(
-            phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu()
-        )
+        vm = relax.VirtualMachine(phases.build(variant.module, "llvm+pim", system(), plans.append), tvm.cpu())
         arguments = [tvm.runtime.tensor(value) for value in network.example_inputs().values()]
-        vm_result = machine["main"](*arguments)
+        vm_result = vm["main"](*arguments)
         results.append((vm_result if hasattr(vm_result, "numpy") else vm_result[0]).numpy())
     (expected,) = network.reference(network.example_inputs())
     for result in results:

@@ -157,10 +157,8 @@ def spectrum():
         helper.make_node("Max", ["energy", "floor"], ["above"], "above"),
         helper.make_node("Log", ["above"], ["y"], "log"),
     ]
-    weights = {
-        "w": np.abs(np.random.default_rng(2).standard_normal((128, 64), np.float32)),
-        "floor": np.float32(1e-6),
-    }
+    mel = np.abs(np.random.default_rng(2).standard_normal((128, 64), np.float32))
+    weights = {"w": mel, "floor": np.float32(1e-6)}
     return onnx_model(nodes, {"x": [8, 128]}, {"y": [8, 64]}, weights)
 
 
@@ -182,10 +180,8 @@ def test_values_beyond_fp16_are_an_error_that_names_the_layer(tmp_path):
 
 def test_inputs_are_positive_where_usual_ones_give_nan(tmp_path):
     """The root of a product: no operator says what its operands may be."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
-        helper.make_node("Sqrt", ["p"], ["y"], "root"),
-    ]
+    product = helper.make_node("MatMul", ["x", "w"], ["p"], "product")
+    nodes = [product, helper.make_node("Sqrt", ["p"], ["y"], "root")]
     model = onnx_model(nodes, {"x": [2, 16]}, {"y": [2, 8]}, {"w": np.abs(WEIGHTS)})
     pimflow.compile(model, tmp_path / "out", conventions="none")
     interface = json.loads((tmp_path / "out" / "interface.json").read_text())
@@ -195,10 +191,8 @@ def test_inputs_are_positive_where_usual_ones_give_nan(tmp_path):
 
 def test_a_power_of_three_says_nothing(capfd, tmp_path):
     """TVM's C++ warns of it on standard error."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
-        helper.make_node("Pow", ["p", "three"], ["y"], "cube"),
-    ]
+    product = helper.make_node("MatMul", ["x", "w"], ["p"], "product")
+    nodes = [product, helper.make_node("Pow", ["p", "three"], ["y"], "cube")]
     weights = {"w": WEIGHTS, "three": np.float32(3)}
     onnx.save(onnx_model(nodes, {"x": [2, 16]}, {"y": [2, 8]}, weights), tmp_path / "cube.onnx")
     assert main(["compile", str(tmp_path / "cube.onnx"), "--quiet", "--conventions", "none"]) == 0
@@ -217,10 +211,8 @@ def test_filters_that_are_not_finite_are_not_decomposed(value):
 
 def silent_network(threshold: float) -> onnx.ModelProto:
     """A convolution whose Relu is zero but for inputs beyond a threshold."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv"),
-        helper.make_node("Relu", ["c"], ["y"], "gate"),
-    ]
+    conv = helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv")
+    nodes = [conv, helper.make_node("Relu", ["c"], ["y"], "gate")]
     filters = np.full((4, 1, 2, 2), 0.25, np.float32)
     weights = {"w": filters, "b": np.full(4, -threshold, np.float32)}
     return onnx_model(nodes, {"x": [1, 1, 8, 8]}, {"y": None}, weights, name="silent")

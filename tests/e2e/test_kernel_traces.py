@@ -38,10 +38,8 @@ def directory(tmp_path, search_result):
     """A compiled directory, as far as its plan goes: 'down.conv' split, one region on PIM."""
     path = tmp_path / "net"
     path.mkdir()
-    rewrites = {"down.conv": SplitRewrite(gpu_share=0.25), "widen.conv": PimRewrite()}
-    choices = [
-        replace(c, rewrite=rewrites.get(c.region, OPERATOR_KERNELS)) for c in search_result.plan.choices
-    ]
+    modes = {"down.conv": SplitRewrite(gpu_share=0.25), "widen.conv": PimRewrite()}
+    choices = [replace(c, rewrite=modes.get(c.region, OPERATOR_KERNELS)) for c in search_result.plan.choices]
     plan = replace(search_result.plan, choices=tuple(choices), gpu_channels=20)
     return write_directory(
         path, plan, PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp16")
@@ -51,10 +49,8 @@ def directory(tmp_path, search_result):
 def write_directory(path, plan: Plan, placed: PlacedRegions):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
-    digests = {name: file_sha256(path / name) for name in ("plan.json", "regions.json")}
-    (path / "interface.json").write_text(
-        Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
-    )
+    hashes = {name: file_sha256(path / name) for name in ("plan.json", "regions.json")}
+    (path / "interface.json").write_text(Interface(inputs={}, targets=("llvm+pim",), sha256=hashes).to_json())
     return path
 
 
@@ -89,9 +85,7 @@ def test_a_layer_with_all_channels_and_with_those_of_a_mixed_plan(capsys, tmp_pa
 def test_a_network_is_every_region_with_either(capsys, tmp_path, search_result):
     assert run_trace(capsys, "toy", "-o", tmp_path / "out", "--quiet")[0] == 0
     names = {kernel_name(gpu_kernel(region, "fp16"), "fp16") for region in search_result.graph.regions}
-    assert trace_folders(tmp_path / "out") == {
-        f"{name}.{channels}" for name in names for channels in (16, 32)
-    }
+    assert trace_folders(tmp_path / "out") == {f"{name}.{n}" for name in names for n in (16, 32)}
 
 
 def test_a_directory_is_its_plan(capsys, tmp_path, directory, search_result):
@@ -142,11 +136,9 @@ def test_they_are_the_kernels_that_the_search_asks_for(search_result):
 
 
 def test_regions_come_back_from_a_file(search_result, tmp_path):
-    expected = PlacedRegions(
-        graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric"
-    )
-    placed = PlacedRegions.load(write_directory(tmp_path, search_result.plan, expected))
-    assert placed == expected
+    stored = PlacedRegions(graph=search_result.graph, gpu=SYSTEM.gpu.name, dtype="fp32", padding="symmetric")
+    placed = PlacedRegions.load(write_directory(tmp_path, search_result.plan, stored))
+    assert placed == stored
     assert placed.graph.digest == search_result.plan.model
 
 

@@ -56,20 +56,14 @@ def gpu_only_plan(search_result):
     channels = search_result.system.gpu.memory_channels
     return with_candidates(
         search_result,
-        tuple(
-            search_result.generator.gpu_candidates(region, channels)[0]
-            for region in search_result.graph.regions
-        ),
+        tuple(search_result.generator.gpu_candidates(r, channels)[0] for r in search_result.graph.regions),
     )
 
 
 def pim_plan(search_result):
     """The network on PIM, as far as PIM can compute it."""
-    candidate_lists = (search_result.table.candidates[region.name] for region in search_result.graph.regions)
-    modes = (
-        {c.rewrite.mode: c for c in reversed(candidates) if len(c.covers) == 1}
-        for candidates in candidate_lists
-    )
+    lists = (search_result.table.candidates[region.name] for region in search_result.graph.regions)
+    modes = ({c.rewrite.mode: c for c in reversed(candidates) if len(c.covers) == 1} for candidates in lists)
     return with_candidates(search_result, tuple(by_mode.get("PIM", by_mode["GPU"]) for by_mode in modes))
 
 

@@ -26,11 +26,7 @@ def wide(tmp_path_factory):
     compiled = pimflow.compile(
         directory / "wide.onnx", directory / "out", reorder=True, system=SYSTEM, conventions="none"
     )
-    return (
-        directory,
-        compiled,
-        pimflow.compile(directory / "wide.onnx", system=SYSTEM, conventions="none"),
-    )
+    return (directory, compiled, pimflow.compile(directory / "wide.onnx", system=SYSTEM, conventions="none"))
 
 
 @pytest.mark.long

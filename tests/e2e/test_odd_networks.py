@@ -80,6 +80,7 @@ def test_what_the_importer_refuses_is_one_line(capfd, tmp_path):
         capfd, "compile", save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)]), "--quiet"
     )
     assert (code, out) == (3, "") and err.startswith("pimflow: error: ") and err.count("\n") == 1
+    assert "Conv of node 'conv' cannot be imported" in err
 
 
 @pytest.mark.long
@@ -138,21 +139,12 @@ def test_names_of_files():
         assert len(f"{stem}.perfetto.json".encode()) < 255
 
 
-def test_names_that_do_not_print(capsys, tmp_path):
-    node = helper.make_node("Conv", ["x", "w"], ["y"], "a\nb\x1b[31m")
-    path = save_network(tmp_path, [node], [weight("w", 8, 4, 3, 3)])
-    code, out, _ = run(capsys, "compile", path, "--quiet", *ALONE)
-    assert code == 0 and "\na\\nb\\x1b[31m " in out and "\x1b" not in out
-
-
 def test_a_network_that_pim_computes_alone(capsys, tmp_path):
     """There is no machine code to make once: the network has no kernels."""
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
     path = save_network(tmp_path, [node], [weight("w", 256, 256)], (1, 256))
     assert run(capsys, "compile", path, "-o", tmp_path / "out", "--quiet", *ALONE)[0] == 0
-    assert [choice["mode"] for choice in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == [
-        "PIM"
-    ]
+    assert [c["mode"] for c in json.loads((tmp_path / "out/plan.json").read_text())["choices"]] == ["PIM"]
     assert run(capsys, "run", tmp_path / "out")[0] == 0
 
 
@@ -167,9 +159,7 @@ VIEWS = {
 @pytest.mark.parametrize("what", long_but(list(VIEWS)[:1], list(VIEWS)))
 def test_networks_that_only_look_at_their_inputs_copy_them(capsys, tmp_path, what):
     last, constants = VIEWS[what]
-    path = save_network(
-        tmp_path, [last], [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    )
+    path = save_network(tmp_path, [last], [numpy_helper.from_array(v, n) for n, v in constants.items()])
     model = onnx.load(path)
     model.opset_import[0].version = 18
     onnx.save(model, path)

@@ -133,11 +133,9 @@ def test_the_model_is_the_decomposed_network_and_comes_back_as_such(tmp_path, na
         assert (reread_regions.regions, reread_regions.outputs) == (regions.regions, regions.outputs)
     assert LAYER_ROLES.read(back.module) == LAYER_ROLES.read(change.network.module)
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    written_graph = onnx.load(path).graph
-    named = {tensor.name for tensor in written_graph.initializer}
-    assert named <= {operand for node in written_graph.node for operand in node.input}, (
-        "a weight that nothing reads"
-    )
+    graph = onnx.load(path).graph
+    named = {tensor.name for tensor in graph.initializer}
+    assert named <= {operand for node in graph.node for operand in node.input}, "a weight that nothing reads"
 
 
 def test_biases_are_pushed_through_layers_of_the_drawn_network():
@@ -172,11 +170,7 @@ def test_open_dimensions_stay_open(tmp_path):
 def test_a_model_that_is_not_the_network_is_not_written(tmp_path, monkeypatch):
     """A bias lost on the way, as one that the last link does not make up for."""
     true = onnx_export.with_chains
-    monkeypatch.setattr(
-        onnx_export,
-        "with_chains",
-        lambda model, layers, layers_by_name, _: true(model, layers, layers_by_name, {}),
-    )
+    monkeypatch.setattr(onnx_export, "with_chains", lambda *given: true(*given[:-1], {}))
     path = tmp_path / "out.onnx"
     with pytest.raises(VerificationError, match="differ from the decomposed network's"):
         pimflow.export_decomposed(all_kinds_model(), "tucker:0.3,fc=decompose", path)
@@ -203,13 +197,11 @@ def test_the_command_says_what_it_wrote(capsys, tmp_path):
     report = run_json(capsys, "decompose toy", *options)
     assert report["bytes"] == path.stat().st_size and report["calibration"]["samples"] == 4
     assert report["weight_bytes"] < report["weight_bytes_original"]
-    arguments = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
+    args = ["--decompose", "tucker:0.5,where=pays", "-o", str(path), "--cache", "none", "--modes", "gpu"]
     assert "give where once" in error_line(
-        capsys, 2, "decompose vgg-11", *arguments[:1], "tucker:0.5,where=here", *arguments[2:]
+        capsys, 2, "decompose vgg-11", *args[:1], "tucker:0.5,where=here", *args[2:]
     )
-    assert "leaves all layers of 'toy' as they are" in error_line(
-        capsys, 2, "decompose toy --quiet", *arguments
-    )
+    assert "leaves all layers of 'toy' as they are" in error_line(capsys, 2, "decompose toy --quiet", *args)
 
 
 @pytest.mark.long

@@ -48,16 +48,14 @@ def with_prefix(model: onnx.ModelProto, prefix: str) -> onnx.GraphProto:
 
 def join_networks(names: list[str]) -> tuple[onnx.ModelProto, list[str]]:
     """Networks of one opset as one, and which of them each output is of."""
-    joined_graph, owners = onnx.GraphProto(name="kinds"), []
+    joined, owners = onnx.GraphProto(name="kinds"), []
     for index, name in enumerate(names):
         graph = with_prefix(KINDS[name], f"k{index}.")
         for field in ("node", "input", "output", "initializer"):
-            getattr(joined_graph, field).extend(getattr(graph, field))
+            getattr(joined, field).extend(getattr(graph, field))
         owners += [name] * len(graph.output)
     first = KINDS[names[0]]
-    return helper.make_model(
-        joined_graph, opset_imports=first.opset_import, ir_version=first.ir_version
-    ), owners
+    return helper.make_model(joined, opset_imports=first.opset_import, ir_version=first.ir_version), owners
 
 
 def groups() -> list[list[str]]:
@@ -65,11 +63,7 @@ def groups() -> list[list[str]]:
     for name, model in KINDS.items():
         if name not in REFUSED:
             by_opset.setdefault(model.opset_import[0].version, []).append(name)
-    return [
-        names[begin : begin + TOGETHER]
-        for names in by_opset.values()
-        for begin in range(0, len(names), TOGETHER)
-    ]
+    return [names[i : i + TOGETHER] for names in by_opset.values() for i in range(0, len(names), TOGETHER)]
 
 
 @pytest.mark.parametrize(
@@ -170,10 +164,8 @@ def test_casts_that_round(kind, cast, dtype):
     rng, nodes = np.random.default_rng(0), []
 
     def add_rounding(x: str, *moves: str) -> str:
-        attributes = {"to": kind} if cast == "Cast" else {}
-        nodes.append(
-            helper.make_node(cast, [x] if attributes else [x, "like"], [f"{x}_narrow"], **attributes)
-        )
+        options = {"to": kind} if cast == "Cast" else {}
+        nodes.append(helper.make_node(cast, [x] if options else [x, "like"], [f"{x}_narrow"], **options))
         nodes.extend(helper.make_node(op, [f"{x}_narrow"], [f"{x}_moved"]) for op in moves)
         last = f"{x}_moved" if moves else f"{x}_narrow"
         nodes.append(helper.make_node("Cast", [last], [f"{x}_rounded"], to=TensorProto.FLOAT))
@@ -218,15 +210,10 @@ OF_NAN = {
 @pytest.mark.long
 def test_what_is_not_a_number_stays_so():
     """One network of operators that have NaN and infinity as input, as ONNX Runtime has them."""
-    nodes = [
-        helper.make_node(kind, ["x", *extra_inputs], [kind], name=kind)
-        for kind, extra_inputs in OF_NAN.items()
-    ]
+    nodes = [helper.make_node(kind, ["x", *more], [kind], name=kind) for kind, more in OF_NAN.items()]
     shape = NOT_FINITE.shape
     constants = {"zero": np.float32(0), "six": np.float32(6), "halves": np.full(shape, 0.5, np.float32)}
-    model = onnx_model(
-        nodes, {"x": shape}, dict.fromkeys(OF_NAN, shape), constants, name="not_finite", opset=20
-    )
+    model = onnx_model(nodes, {"x": shape}, dict.fromkeys(OF_NAN, shape), constants, name="nan", opset=20)
     network = frontend.load(model)
     _, search_result = pimflow.search_network(network, hardware.system(dtype="fp32"), None)
     built = build.build(network, search_result, targets.target_by_name("llvm+pim"))

@@ -170,11 +170,7 @@ def flag(name):
 
 
 def test_every_option_is_in_the_table():
-    flags = {
-        option_flag
-        for option_flag in parser.parse(["compile", "toy"]).parser.flags
-        if option_flag.startswith("--")
-    }
+    flags = {flag for flag in parser.parse(["compile", "toy"]).parser.flags if flag.startswith("--")}
     assert flags == {flag(name) for name in OPTIONS} | OTHERS
 
 
@@ -289,12 +285,7 @@ MEMOIZED_FUNCTIONS = [
     (
         PoolPlanning,
         "pool_bytes",
-        lambda self, module, target, system: (
-            tvm_ffi.structural_hash(module),
-            str(target),
-            system_key(system),
-            self,
-        ),
+        lambda self, module, target, s: (tvm_ffi.structural_hash(module), str(target), system_key(s), self),
     ),
 ]
 _MEMO = {}
@@ -310,13 +301,7 @@ def observations(monkeypatch):
         records["searched"] = searched
         records["built"] = [targets, job.in_c, hash(network.module.script())]
         records["built"] += [searched.plan.to_json(), selection and selection.choices]
-        fake = {
-            "memory": memory.plan(()),
-            "copies": (),
-            "kernels": CudaKernels(),
-            "calls": (),
-            "states": PackedStates(),
-        }
+        fake = dict(memory=memory.plan(()), copies=(), kernels=CudaKernels(), calls=(), states=PackedStates())
         builds = tuple(
             SimpleNamespace(target=name, weight_bytes=0, can_run_here=name == "llvm+pim", **fake)
             for name in targets

@@ -203,11 +203,7 @@ class Folder:
             assert after == before or new.items() <= after.items()
 
     def require_theirs(self) -> None:
-        now = {
-            f"{folder.name}/{name}": text
-            for folder in (self.place, self.outside)
-            for name, text in files(folder).items()
-        }
+        now = {f"{d.name}/{name}": t for d in (self.place, self.outside) for name, t in files(d).items()}
         assert {name: now.get(name) for name in self.theirs} == self.theirs
 
 

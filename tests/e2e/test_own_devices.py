@@ -199,11 +199,8 @@ def test_any_organisation_compiles_and_is_right(spec, channels):
     """By value: every PIM region against its own rounding bound, the outputs against ONNX Runtime."""
     compiled = compile_on_pim(system(pim=spec, pim_channels=channels, dtype=spec.dtypes[0]))
     for program in compiled.programs.values():
-        assert (program.gangs, program.banks, program.buffers) == (
-            spec.gangs,
-            spec.banks,
-            spec.global_buffers,
-        )
+        organisation = (spec.gangs, spec.banks, spec.global_buffers)
+        assert (program.gangs, program.banks, program.buffers) == organisation
         assert PimProgram.from_json(program.to_json()) == program
         assert program_violations(program, spec) == 0
     assert PimSpec.from_json(spec.to_json()) == spec

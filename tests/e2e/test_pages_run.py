@@ -27,16 +27,14 @@ BLOCK = re.compile(r"^```(\w+) ?([\w.]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def shell(text: str, capsys) -> None:
     """Run commands: those of pimflow here, all that stands between them by the shell."""
-    shell_lines: list[str] = []
+    pending: list[str] = []
     for line in [*text.splitlines(), "pimflow"]:
         if not line.startswith("pimflow"):
-            shell_lines.append(line)
+            pending.append(line)
             continue
-        if shell_lines:
-            subprocess.run(
-                ["bash", "-e", "-c", "\n".join(shell_lines)], check=True, stdout=subprocess.DEVNULL
-            )
-            shell_lines = []
+        if pending:
+            subprocess.run(["bash", "-e", "-c", "\n".join(pending)], check=True, stdout=subprocess.DEVNULL)
+            pending = []
         _, *words = shlex.split(line)
         if not words:
             return

@@ -37,10 +37,7 @@ def test_no_plan_is_beaten(compiled):
     figures = [(row["latency_ns"], row["energy_pj"], row["memory_bytes"]) for row in rows(compiled[0])]
     assert 2 <= len(figures) <= 5
     for point in figures:
-        assert not any(
-            other_point != point and all(a <= b for a, b in zip(other_point, point))
-            for other_point in figures
-        )
+        assert not any(p != point and all(a <= b for a, b in zip(p, point)) for p in figures)
     assert figures == sorted(figures)
 
 
@@ -98,9 +95,7 @@ def test_a_front_has_layers_that_suit_each_figure():
         evaluation = search_result.evaluation
         best = (evaluation.latency_ns, evaluation.energy_pj, choice and choice.pool_bytes)[number]
         assert min(point.figures[number] for point in points) <= best * (1 + 1e-9)
-    layers = {
-        frozenset(name for plan_choice in p.plan.choices for name in plan_choice.regions) for p in points
-    }
+    layers = {frozenset(name for c in p.plan.choices for name in c.regions) for p in points}
     assert len(layers) > 1
     for point in points:
         question = SearchRequest.from_arguments(

@@ -55,11 +55,7 @@ NETWORKS = {
 }
 # The target, what it stores, and whether regions are fused.
 BUILDS = [("cuda+pim", "fp16", True), ("cuda+pim", "fp32", True), ("llvm+pim", "fp32", False)]
-CASES = [
-    (name, build_options)
-    for name in NETWORKS
-    for build_options in BUILDS[: 1 if name == "toy, two at once" else None]
-]
+CASES = [(name, b) for name in NETWORKS for b in BUILDS[: 1 if name == "toy, two at once" else None]]
 QUICK = [("wide branches", BUILDS[2])]
 
 
@@ -80,15 +76,13 @@ def test_kernels_that_are_kept_allocate_what_new_ones_do(monkeypatch):
 @pytest.mark.long
 def test_a_plan_is_lowered_only_if_its_pool_may_be_the_smallest(monkeypatch):
     options = NetworkOptions(decompose="tucker:0.25", fuse_activations=True)
-    prepared = prepare.prepare(frontend.load("toy"), options, system())
-    graph = prepare.regions(prepared.network, fuse_activations=True)
+    ready = prepare.prepare(frontend.load("toy"), options, system())
+    graph = prepare.regions(ready.network, fuse_activations=True)
 
     def frugal(bound) -> tuple[object, int, int]:
         """The plan, its pool, and how many pools were planned, by a bound."""
         monkeypatch.setattr(plan_pools, "stored_bytes", bound)
-        pools = PlanPools(
-            network=prepared.network, target=targets.target_by_name("llvm+pim"), system=system()
-        )
+        pools = PlanPools(network=ready.network, target=targets.target_by_name("llvm+pim"), system=system())
         plan = plan_pools.frugal_plan(graph, system(), Costs(system(), Profiling()), pools)
         return plan.plan.choices, pools.pool_bytes(plan), len(pools._cached_bytes)
 
@@ -108,7 +102,9 @@ def test_what_is_built_keeps_to_the_row_and_comes_near_it(case):
     if name == "toy":
         staged = pipelines.make(generator, BLOCK)
         table.candidates[BLOCK.regions[0]] += (staged,)
-    plans = PlanSearch(graph, table, target_system, Goal())
+    plans = PlanSearch(
+        graph, table, target_system, Goal(kernel_device="gpu" if target == "cuda+pim" else "cpu")
+    )
     gpu_only, draw = gpu_only_plan(generator, Goal()), random.Random(0)
     inputs = SearchedNetwork(
         generator=generator, table=table, gpu_only=gpu_only.evaluation, goal=Goal(), original=None

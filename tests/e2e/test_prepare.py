@@ -36,9 +36,7 @@ def build_by_relay(mod, target, **options):
 
 # All that take a network and options.
 COMMANDS = {
-    "compile": lambda mod, target, **options: pimflow.compile(
-        mod, target=target, **options, conventions="none"
-    ),
+    "compile": lambda mod, target, **more: pimflow.compile(mod, target=target, **more, conventions="none"),
     "search": lambda mod, target, **options: pimflow.search(mod, target=target, **options),
     "search_network": lambda mod, target, **options: pimflow.search_network(
         frontend.load(mod), target=target, **options
@@ -52,12 +50,7 @@ OPTIONS = [
     ({}, "llvm+pim"),
     ({"reorder": True, "fuse": True}, "llvm+pim"),
     pytest.param(
-        {
-            "decompose": "tucker:0.1",
-            "optimize_skips": "paper",
-            "fuse_activations": True,
-            "reorder": True,
-        },
+        {"decompose": "tucker:0.1", "optimize_skips": "paper", "fuse_activations": True, "reorder": True},
         "llvm+pim",
         marks=pytest.mark.long,
     ),

@@ -75,8 +75,7 @@ def check(network, plan_result):
 @pytest.mark.parametrize(
     "name",
     long_but(
-        [],
-        ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"],
+        [], ["", "winograd-2d-f4-cuda-hwc-32x32", "im2row-cuda-hwc-32x64", "implicit-gemm-cuda-hwc-64x64"]
     ),
 )
 def test_what_pim_leaves_undone_is_taken_in_and_stored_for_others(name):
@@ -128,25 +127,18 @@ def test_workspaces_lie_in_the_pool():
 
 @pytest.mark.long
 def test_the_report_says_what_they_save():
-    compilation = pimflow.compile(
-        block(),
-        system=SYSTEM,
-        target="cuda+pim",
-        select={"device": "cuda"},
-        modes="gpu",
-        conventions="none",
+    built = pimflow.compile(
+        block(), system=SYSTEM, target="cuda+pim", select={"device": "cuda"}, modes="gpu", conventions="none"
     )
-    part, rows = compilation.report.extras.primitives, {row.name: row for row in compilation.report.regions}
-    assert compilation.verification.is_verified
-    names = {name: primitive.name for name, primitive in compilation.search_result.primitives().items()}
+    part, rows = built.report.extras.primitives, {row.name: row for row in built.report.regions}
+    assert built.verification.is_verified
+    names = {name: primitive.name for name, primitive in built.search_result.primitives().items()}
     assert names == {choice.layer: choice.primitive for choice in part.choices} != {}
     assert {name: row.primitive for name, row in rows.items() if row.primitive} == names
     assert part.layers == 5 and part.saved_gpu_only_ns >= 0
     without = pimflow.search(block(), SYSTEM, modes="gpu")
     assert part.latency_operators_ns == without.evaluation.latency_ns
-    assert part.saved_ns == without.evaluation.latency_ns - compilation.report.plan.latency_ns
-    recompiled = pimflow.compile(
-        block(), system=SYSTEM, target="cuda+pim", plan=compilation.plan, conventions="none"
-    )
-    assert recompiled.report.plan.speedup == compilation.report.plan.speedup
-    assert recompiled.report.extras.primitives.choices == part.choices
+    assert part.saved_ns == without.evaluation.latency_ns - built.report.plan.latency_ns
+    again = pimflow.compile(block(), system=SYSTEM, target="cuda+pim", plan=built.plan, conventions="none")
+    assert again.report.plan.speedup == built.report.plan.speedup
+    assert again.report.extras.primitives.choices == part.choices

@@ -59,16 +59,14 @@ def depthwise():
         (64, 48, 4, 3, {"pads": [1, 1, 1, 1], "strides": [1, 2]}),
     ]
     nodes, weights, read = [], {}, "x"
-    for index, (inputs, outputs, groups, taps, attributes) in enumerate(layers):
+    for i, (inputs, outputs, groups, taps, attributes) in enumerate(layers):
         shape = (outputs, inputs // groups, taps, taps)
-        weights[f"w{index}"] = (draw.standard_normal(shape) / np.sqrt(shape[1]) / taps).astype(np.float32)
-        weights[f"b{index}"] = draw.standard_normal(outputs).astype(np.float32)
-        operands = [read, f"w{index}", f"b{index}"]
-        nodes.append(
-            helper.make_node("Conv", operands, [f"c{index}"], name=f"conv{index}", group=groups, **attributes)
-        )
-        read = f"r{index}" if index + 1 < len(layers) else "y"
-        nodes.append(helper.make_node("Relu", [f"c{index}"], [read], name=f"relu{index}"))
+        weights[f"w{i}"] = (draw.standard_normal(shape) / np.sqrt(shape[1]) / taps).astype(np.float32)
+        weights[f"b{i}"] = draw.standard_normal(outputs).astype(np.float32)
+        reads = [read, f"w{i}", f"b{i}"]
+        nodes.append(helper.make_node("Conv", reads, [f"c{i}"], name=f"conv{i}", group=groups, **attributes))
+        read = f"r{i}" if i + 1 < len(layers) else "y"
+        nodes.append(helper.make_node("Relu", [f"c{i}"], [read], name=f"relu{i}"))
     return onnx_model(nodes, {"x": [1, 8, 14, 13]}, {"y": None}, weights, name="depthwise")
 
 
@@ -123,13 +121,11 @@ def test_random_plans_give_the_reference_and_launch_what_is_charged(name):
     assert finished == (finishes if name.endswith("latches") else finishes & {"add"})
 
 
-def candidates(search_result, region, draw):
+def candidates(result, region, draw):
     """Those of the search, and a split along every axis that the region has, wherever, some several times."""
-    generator = search_result.generator
-    region_candidates = [c for c in search_result.table.candidates[region.name] if len(c.covers) == 1]
-    splits = (
-        [] if generator.unsupported_reason(region) else all_splits(region.geometry, search_result.system.pim)
-    )
+    generator = result.generator
+    region_candidates = [c for c in result.table.candidates[region.name] if len(c.covers) == 1]
+    splits = [] if generator.unsupported_reason(region) else all_splits(region.geometry, result.system.pim)
     for axis in AXES:
         along = [split for split in splits if split.axis == axis]
         for split in draw.sample(along, min(2, len(along))):

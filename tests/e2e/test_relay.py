@@ -50,10 +50,8 @@ def check_close(y, reference):
 @pytest.mark.parametrize("target", ["llvm+pim", "llvm"])
 def test_wrong_values_are_refused(target):
     """What `from_onnx` gave is compared with its model, unless one asks for no verification."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
-        helper.make_node("Relu", ["p"], ["y"], "relu"),
-    ]
+    product = helper.make_node("MatMul", ["x", "w"], ["p"], "product")
+    nodes = [product, helper.make_node("Relu", ["p"], ["y"], "relu")]
     weights = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
     model = onnx_model(nodes, {"x": [4, 16]}, {"y": [4, 8]}, {"w": weights})
     mod, params = relay.frontend.from_onnx(model, freeze_params=False)

@@ -19,11 +19,8 @@ NETWORK = {"--shape", "--batch", "--context", "--state", "--fuse", "--reorder", 
 NETWORK |= {"--optimize-skips", "--skip-criterion", "--fuse-activations"}
 GOAL = {"--objective", "--solver", "--search-seconds", "--modes", "--memory-budget"}
 GOAL |= {"--max-latency", "--max-energy", "--max-error"}
-LINES = {
-    "compile": ["compile", "toy"],
-    "timeline": ["timeline", "toy"],
-    "sweep": ["sweep", "toy", "--set", "pim_channels=16"],
-}
+LINES = {"compile": ["compile", "toy"], "timeline": ["timeline", "toy"]}
+LINES |= {"sweep": ["sweep", "toy", "--set", "pim_channels=16"]}
 CHAINS = {"decompose": "tucker:0.25", "modes": "gpu,pim"}
 OPTIONS = ["--decompose", "tucker:0.25", "--modes", "gpu,pim", "--quiet", "--json"]
 

@@ -44,9 +44,7 @@ def test_what_is_written_keeps_to_its_schema(name, directory):
         for key in (tree.keys() & check.schema["properties"].keys()) - OPEN:
             assert not check.is_valid(tree | {key: {"no": ["such", "value"]}}), key
         for key in check.schema["required"]:
-            assert not check.is_valid(
-                {other_key: value for other_key, value in tree.items() if other_key != key}
-            ), key
+            assert not check.is_valid({k: value for k, value in tree.items() if k != key}), key
 
 
 def test_a_plan_of_another_mode_is_refused(directory):

@@ -64,9 +64,7 @@ def test_no_copy_is_left_that_saves_nothing(decomposed, skip_reduction):
     assert pool_bytes < skips.estimate_pool_bytes(decomposed.network, target_system)
     assert skip_reduction.transformation == "split" and skip_reduction.sites == ("d_fconv",)
     assert skip_reduction.folded == ("d_fconv_2",), "behind the transposed convolution there is no activation"
-    assert skip_reduction.flops < skip_reduction.flops_given, (
-        "the copy takes fewer operations than folding saves"
-    )
+    assert skip_reduction.flops < skip_reduction.flops_given, "the copy takes fewer than folding saves"
     assert skip_reduction.flops_given < 2 * sum(layer.geometry.macs for layer in decomposed.layers)
 
 
@@ -75,9 +73,7 @@ def test_a_network_is_kept_if_its_pool_would_not_shrink(skip_reduction):
     assert outcome.network is skip_reduction.original and not outcome.copies and not outcome.sites
     assert "100 to 100 B" in outcome.kept_because
     assert outcome.flops == outcome.flops_given
-    outcome = skip_reduction.keep_if_smaller(
-        lambda network: 100 if network is skip_reduction.original else 99
-    )
+    outcome = skip_reduction.keep_if_smaller(lambda net: 100 if net is skip_reduction.original else 99)
     assert outcome.changed and (outcome.pool_given_bytes, outcome.pool_bytes) == (100, 99)
 
 

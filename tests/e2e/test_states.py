@@ -57,12 +57,8 @@ def built(request):
     """A decoder with a context, its plan and its build."""
     network = frontend.load(decoder(**request.param), context=CONTEXT)
     search_result = search(extract_regions(network.module), system())
-    return (
-        network,
-        search_result,
-        build.build(network, search_result, targets.target_by_name("llvm+pim")),
-        request.param,
-    )
+    network_build = build.build(network, search_result, targets.target_by_name("llvm+pim"))
+    return network, search_result, network_build, request.param
 
 
 @pytest.mark.long
@@ -84,9 +80,7 @@ def test_one_compilation_serves_every_length(built):
         executor["set_input"]("position", tvm.runtime.tensor(np.array([position])))
         executor["run"]()
         outputs = [executor["get_output"](n).numpy() for n in range(1 + len(names))]
-        caches = [
-            full_cache[:, :, : position + tokens] for full_cache in network_build.states.unpack(outputs)[1:]
-        ]
+        caches = [c[:, :, : position + tokens] for c in network_build.states.unpack(outputs)[1:]]
         if position:  # ONNX has no tensors without elements
             full_network = frontend.load(decoder(**form | {"past": position}))
             logits, *presents = full_network.reference({"input_ids": ids, **past})
@@ -206,9 +200,7 @@ def test_a_position_behind_the_context_is_refused(tmp_path, capsys):
     arguments = ["--context", str(CONTEXT), "--modes", "gpu,pim", "--quiet", "--cache", "none"]
     arguments += ["--channel-sharing", "partitioned"]  # which takes less time to search
     assert main(["compile", model, "-o", folder, *arguments, "--conventions", "none"]) == 0
-    arrays = {
-        name: np.zeros(dims, dtype) for name, (dims, dtype) in Interface.load(Path(folder)).inputs.items()
-    }
+    arrays = {n: np.zeros(dims, dtype) for n, (dims, dtype) in Interface.load(Path(folder)).inputs.items()}
     assert len(run(folder, arrays | {"position": [CONTEXT - 1]})) == 3
     capsys.readouterr()
     for place in (CONTEXT, -1):

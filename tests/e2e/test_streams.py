@@ -83,12 +83,6 @@ def test_of_a_command_that_fails_nothing_is_printed(capsys, error):
     assert capsys.readouterr().out == ""
 
 
-def test_help_is_printed(capsys):
-    with pytest.raises(SystemExit):
-        main(["memory", "--help"])
-    assert "--capacity" in capsys.readouterr().out
-
-
 def test_an_error_is_one_line_whatever_names_hold(capsys):
     assert main(["compile", "toy\nb\x1b[31m.onnx"]) == 3
     err = capsys.readouterr().err

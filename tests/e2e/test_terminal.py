@@ -63,9 +63,7 @@ def test_a_shell_completes_commands_and_options(capsys, tmp_path):
     pytest.importorskip("shtab")
     script = run_json(capsys, "completion bash")["script"]
     complete = "COMP_WORDS=(pimflow compl) COMP_CWORD=1; _shtab_pimflow; echo ${COMPREPLY[@]}"
-    process = subprocess.run(
-        ["bash", "-c", f"{script}\n{complete}"], capture_output=True, text=True, check=True
-    )
-    assert {"completion"} == {*process.stdout.split()}
+    done = subprocess.run(["bash", "-c", f"{script}\n{complete}"], capture_output=True, text=True, check=True)
+    assert {"completion"} == {*done.stdout.split()}
     assert "--objective" in script
     assert "unknown shell 'bahs'; did you mean bash?" in error_line(capsys, 2, "completion bahs")

@@ -71,10 +71,8 @@ def _place(path, geometry, split: Choice):
     (path / "plan.json").write_text(plan.to_json())
     (path / "regions.json").write_text(placed.to_json())
     (path / "pim.json").write_text(NEWTON.to_json())
-    digests = {name: file_sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
-    (path / "interface.json").write_text(
-        Interface(inputs={}, targets=("llvm+pim",), sha256=digests).to_json()
-    )
+    hashes = {name: file_sha256(path / name) for name in ("plan.json", "regions.json", "pim.json")}
+    (path / "interface.json").write_text(Interface(inputs={}, targets=("llvm+pim",), sha256=hashes).to_json())
 
 
 @pytest.fixture
@@ -206,10 +204,8 @@ def test_a_level_of_scheduling(capsys, tmp_path):
         (layer,) = json.loads(out)["layers"]
         assert code == 0 and ("1 buffer," in layer["schedule"]) == (level == "newton+")
         program = PimProgram.load(next((tmp_path / level).glob("*.pimprog")))
-        hidden, exposed = (
-            time_program(program, NEWTON, "ramulator-pimflow", h).cycles for h in (True, False)
-        )
-        assert hidden < exposed and layer["cycles"] == (exposed if level == "newton+" else hidden)
+        hidden, shown = (time_program(program, NEWTON, "ramulator-pimflow", h).cycles for h in (True, False))
+        assert hidden < shown and layer["cycles"] == (shown if level == "newton+" else hidden)
         cycles[level] = layer["cycles"]
     assert cycles["newton+"] > cycles["newton++"] >= cycles["pimflow"]
 
@@ -264,10 +260,8 @@ def test_a_failure_while_writing_leaves_the_old_trace(capsys, tmp_path, monkeypa
 
     monkeypatch.setattr("pimflow.simulators.exports.perfetto.export", full)
     code, _, err = run(capsys, *arguments, "perfetto")
-    assert (
-        code == 3
-        and err == f"pimflow: error: {tmp_path / 'out'}: cannot be written: No space left on device\n"
-    )
+    assert code == 3
+    assert err == f"pimflow: error: {tmp_path / 'out'}: cannot be written: No space left on device\n"
     monkeypatch.setattr(
         "pimflow.simulators.exports.perfetto.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
@@ -315,11 +309,7 @@ def test_search_takes_the_profilers_times(capsys, ramulator):
     [
         (["simulate", "x.pim", "--profiler", "pim=ramulator:absent/ramulator"], 3, "there is no such file"),
         (["simulate", "x.pim", "--profiler", "ramulator"], 2, "pim=ramulator:PATH"),
-        (
-            ["simulate", "x.pim", "--profiler", "pim=ramulator:x", "--timing", "strict"],
-            2,
-            "leave out --timing",
-        ),
+        (["simulate", "x.pim", "--profiler", "pim=ramulator:x", "--timing", "strict"], 2, "out --timing"),
         (["compile", "toy", "--profiler", "pim=ramulator:absent/ramulator"], 3, "there is no such file"),
         (["compile", "toy", "--profiler", "pim=dramsim:x"], 2, "unknown profiler of the pim 'dramsim'"),
     ],

@@ -65,10 +65,8 @@ def with_its_data_nowhere(folder) -> Path:
 
 
 def random_operator(folder) -> Path:
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"], "first"),
-        helper.make_node("RandomUniformLike", ["a"], ["y"], "second"),
-    ]
+    relu = helper.make_node("Relu", ["x"], ["a"], "first")
+    nodes = [relu, helper.make_node("RandomUniformLike", ["a"], ["y"], "second")]
     return save_model(folder, model(nodes, {"x": [2, 4, 4]}))
 
 

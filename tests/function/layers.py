@@ -35,9 +35,7 @@ def with_latches(pim: PimSpec) -> PimSpec:
         return (*commands, "WRBIAS") if "GWRITE" in commands else commands
 
     rules = [replace(rule, before=also(rule.before), after=also(rule.after)) for rule in pim.constraints]
-    rules = [
-        replace(rule, after=(*rule.after, "WRBIAS")) if rule.latency == "nTREE" else rule for rule in rules
-    ]
+    rules = [replace(r, after=(*r.after, "WRBIAS")) if r.latency == "nTREE" else r for r in rules]
     energy = pim.energy | {"latch_write_pj": 1.0}
     return replace(pim, latch_initial_value=True, constraints=tuple(rules), energy=energy)
 

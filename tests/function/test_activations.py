@@ -135,12 +135,10 @@ def drop(nodes: list[Node]) -> list[Node]:
 
 def early(nodes: list[Node]) -> list[Node]:
     """An AF before the last COMPs of its sum: the table's row is not even open."""
-    index = first(nodes, Af)
-    comp = max(
-        i for i in range(index) if isinstance(nodes[i], Comp) and nodes[i].buffer == nodes[index].buffer
-    )
-    rest = [*nodes[:index], *nodes[index + 1 :]]
-    return [*rest[:comp], nodes[index], *rest[comp:]]
+    end = first(nodes, Af)
+    comp = max(i for i in range(end) if isinstance(nodes[i], Comp) and nodes[i].buffer == nodes[end].buffer)
+    rest = [*nodes[:end], *nodes[end + 1 :]]
+    return [*rest[:comp], nodes[end], *rest[comp:]]
 
 
 def late(nodes: list[Node]) -> list[Node]:

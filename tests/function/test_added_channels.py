@@ -152,9 +152,7 @@ def test_a_module_joins_both_tensors():
     codegen.add_region(module, "layer", program, LAYER.image(program, w))
     seen = []
     y = added.copy()
-    with codegen.observe_regions(
-        lambda symbol, operands, y: seen.append([np.array(operand) for operand in operands])
-    ):
+    with codegen.observe_regions(lambda symbol, operands, y: seen.append([np.array(x) for x in operands])):
         module["layer"](*map(tvm_ffi.from_dlpack, (x, y, y)))
     assert (y.reshape(-1, 20) == expected).all()
     ((given_x, start, given_added),) = seen

@@ -252,8 +252,6 @@ def test_compact_changes_nothing(runs, rising):
 
 
 def test_compact_finds_a_long_loop():
-    rows = [
-        node for row in range(500) for node in (GAct(gang=0, row=Affine(row)), GAct(gang=1, row=Affine(row)))
-    ]
+    rows = [GAct(gang=gang, row=Affine(row)) for row in range(500) for gang in (0, 1)]
     (loop,) = roll_loops(rows)
     assert loop.extent == 500 and len(loop.body) == 2

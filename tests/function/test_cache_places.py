@@ -64,17 +64,8 @@ def test_a_step_issues_the_commands_of_its_position(case, data):
 
 
 def test_what_a_directory_says_of_a_packed_cache_makes_it_again():
-    attention = Attention(
-        batch=2,
-        heads=4,
-        kv_heads=2,
-        head_size=16,
-        value_size=8,
-        queries=1,
-        keys=30,
-        scale=0.25,
-        positioned=True,
-    )
+    sizes = {"head_size": 16, "value_size": 8, "queries": 1, "keys": 30}
+    attention = Attention(batch=2, heads=4, kv_heads=2, scale=0.25, positioned=True, **sizes)
     schedule = CacheSchedule.parse(
         "keys vector-stationary, spread 2; values vector-stationary, spread 1; 4 parts"
     )

@@ -73,17 +73,15 @@ def cases() -> dict[str, NetworkCase]:
 def test_a_right_build_is_verified(kind, dtype):
     """Beyond the fixed bound too, if that is what rounding does; and then both figures are there."""
     case = NetworkCase(kind, dtype)
-    verification = case.verify_build(build_on_stand_in(case.network, dtype))
-    verification.require()
-    assert verification.is_verified
-    (output,) = verification.outputs
+    result = case.verify_build(build_on_stand_in(case.network, dtype))
+    result.require()
+    assert result.is_verified
+    (output,) = result.outputs
     if kind == "damps":
-        assert output == OutputCheck(
-            relative_error=verification.max_relative_error, bound=OUTPUT_BOUND[dtype]
-        )
+        assert output == OutputCheck(relative_error=result.max_relative_error, bound=OUTPUT_BOUND[dtype])
         return
-    assert verification.max_relative_error > OUTPUT_BOUND[dtype]
-    assert verification.bound == DEVIATION_MULTIPLE * output.reference_deviation < LARGEST_BOUND
+    assert result.max_relative_error > OUTPUT_BOUND[dtype]
+    assert result.bound == DEVIATION_MULTIPLE * output.reference_deviation < LARGEST_BOUND
     text = error_text(output)
     assert f"{output.relative_error:.1e}" in text and f"by {output.reference_deviation:.1e}" in text
 
@@ -438,10 +436,8 @@ def test_a_torch_program_has_roundings_too(tmp_path):
         Fp16Storage(layers=frozenset({"?"})),
     ):
         (result,) = reference_deviations(network.perturbed(stored), inputs, expected)
-        (expected_deviation,) = reference_deviations(
-            onnx_network.perturbed(stored), {"x": inputs["x"]}, expected
-        )
-        assert 0.5 * expected_deviation < result < 3 * expected_deviation
+        (deviation,) = reference_deviations(onnx_network.perturbed(stored), {"x": inputs["x"]}, expected)
+        assert 0.5 * deviation < result < 3 * deviation
     result = verify(network, build_on_stand_in(network), SYSTEMS["fp16"], inputs, expected)
     result.require()
     assert result.max_relative_error > OUTPUT_BOUND["fp16"] and result.worst.reference_deviation

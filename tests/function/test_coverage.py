@@ -70,19 +70,14 @@ def test_a_deleted_command_is_missed(layer, schedule):
     stream = flat(program.channels[0])
     for kind in (Gwrite, GAct, Comp, Readres):
         index = first(stream, kind)
-        coverage_report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
-        assert coverage_report.missing > 0, kind
+        report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
+        assert report.missing > 0, kind
     comp = stream[first(stream, Comp)]
     lanes = min(program.tile_banks, layer.oc)
     products = lanes * min(comp.count * program.elements_per_column, layer.reduction)
     index = first(stream, Comp)
-    coverage_report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
-    assert (
-        coverage_report.missing,
-        coverage_report.repeated,
-        coverage_report.foreign,
-        coverage_report.unread,
-    ) == (products, 0, 0, 0)
+    report = product_coverage(with_stream(program, 0, stream[:index] + stream[index + 1 :]))
+    assert (report.missing, report.repeated, report.foreign, report.unread) == (products, 0, 0, 0)
 
 
 @pytest.mark.parametrize("layer, schedule", CASES)
@@ -90,16 +85,12 @@ def test_a_doubled_command_is_counted(layer, schedule):
     program = layer.lower(schedule)
     stream = flat(program.channels[0])
     for kind in (Comp, Readres):
-        index = first(stream, kind)
-        coverage_report = product_coverage(
-            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
-        )
-        assert coverage_report.repeated > 0 and (coverage_report.missing > 0) == (kind is Readres), kind
+        i = first(stream, kind)
+        report = product_coverage(with_stream(program, 0, [*stream[:i], stream[i], *stream[i:]]))
+        assert report.repeated > 0 and (report.missing > 0) == (kind is Readres), kind
     for kind in (Gwrite, GAct):  # they write the same values again
-        index = first(stream, kind)
-        assert product_coverage(
-            with_stream(program, 0, [*stream[:index], stream[index], *stream[index:]])
-        ).exact
+        i = first(stream, kind)
+        assert product_coverage(with_stream(program, 0, [*stream[:i], stream[i], *stream[i:]])).exact
 
 
 SHIFTS = {

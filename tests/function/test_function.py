@@ -230,9 +230,7 @@ def test_work_is_balanced(layer):
         program = layer.lower(schedule)
         banks = (schedule.gangs or layer.pim.gangs) * layer.pim.banks_per_gang
         units = (end - begin) * math.ceil(layer.oc / banks)
-        comps = [
-            Counter(c.name for c in program.commands(channel))["COMP"] for channel in range(layer.channels)
-        ]
+        comps = [Counter(c.name for c in program.commands(n))["COMP"] for n in range(layer.channels)]
         assert sum(comps) == units * unit
         assert max(comps) - min(comps) <= unit
 
@@ -299,9 +297,7 @@ def test_programs_do_not_grow_with_the_map():
     """Loops, not lists: a hundred times the pixels take no more nodes, but for the first and last rounds."""
     for layer in (POINTWISE, LONG):
         _, height, width, c = layer.x_shape
-        large, huge = (
-            replace(layer, x_shape=(1, factor * height, factor * width, c)) for factor in (10, 100)
-        )
+        large, huge = (replace(layer, x_shape=(1, n * height, n * width, c)) for n in (10, 100))
         for schedule in large.schedules:
             words, huge_words = (len(scaled.lower(schedule).program_words()[0]) for scaled in (large, huge))
             assert huge_words < 1.5 * words, str(schedule)

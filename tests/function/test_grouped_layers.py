@@ -101,10 +101,8 @@ def test_every_loop_order_is_legal_and_right_and_comes_back(name, data):
         program = layer.lower(schedule)
         require_legal(program, layer)
         assert (abs(PimDevice(program, layer.image(program, w)).run(x) - exact) <= limit).all(), str(schedule)
-        coverage_report = product_coverage(program)
-        assert coverage_report.exact and coverage_report.products == layer.products, (
-            f"{schedule}: {coverage_report}"
-        )
+        report = product_coverage(program)
+        assert report.exact and report.products == layer.products, f"{schedule}: {report}"
         timing = time_program(program, layer.pim)
         assert timing.cycles >= bound_cycles and timing.time_ns >= least_ns
         assert LoopOrder.parse(str(schedule)) == schedule
@@ -138,11 +136,11 @@ def test_what_belongs_to_another_matrix_is_foreign():
     program = DEPTHWISE.lower(DEPTHWISE.schedules[0])
     pixels = DEPTHWISE.geometry.pixels
     stream = flat(program.channels[0])
-    index = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
-    moved = Affine((stream[index].pixel.base + pixels) % (3 * pixels))
+    place = next(i for i, node in enumerate(stream) if isinstance(node, Gwrite))
+    moved = Affine((stream[place].pixel.base + pixels) % (3 * pixels))
     coverage_report = product_coverage(
         replace_stream(
-            program, 0, [*stream[:index], replace(stream[index], pixel=moved), *stream[index + 1 :]]
+            program, 0, [*stream[:place], replace(stream[place], pixel=moved), *stream[place + 1 :]]
         )
     )
     assert coverage_report.foreign >= 9 * 16 and not coverage_report.exact

@@ -26,9 +26,7 @@ from pimflow.simulators.pim.timing import time_program
 
 def lengths(places: int, *periods: int):
     """Numbers of tokens: any, and those to either side of a boundary."""
-    near = {
-        n * period + offset for period in periods for n in range(places // period + 1) for offset in (0, 1)
-    }
+    near = {n * period + d for period in periods for n in range(places // period + 1) for d in (0, 1)}
     return st.integers(1, places) | st.sampled_from(sorted({n for n in near if 1 <= n <= places} | {places}))
 
 
@@ -129,10 +127,7 @@ def test_what_runs_over_the_tokens_so_far_is_numpy_over_them(case, data):
     near = (layout_k.banks * layout_k.spread, layout_v.elements * layout_v.spread * layout_v.buffer_columns)
     for tokens in sorted(data.draw(st.lists(lengths(a.keys, *near), min_size=1, max_size=3))):
         caches = [np.where(np.arange(a.keys)[:, None] < tokens - 1, tensor, 0) for tensor in (k, v)]
-        state = [
-            tvm.runtime.tensor(cache.pack(tensor))
-            for cache, tensor in zip((cached.keys, cached.values), caches)
-        ]
+        state = [tvm.runtime.tensor(cache.pack(x)) for cache, x in zip((cached.keys, cached.values), caches)]
         new = [np.ascontiguousarray(tensor[:, :, tokens - 1]) for tensor in (k, v)]
         # Requests of a batch may be at other positions; the furthest decides.
         position = np.minimum(tokens - 1, np.arange(a.batch)[::-1] + tokens - a.batch).clip(0)

@@ -105,10 +105,8 @@ def test_sums_are_read_and_resumed(case, data):
     require_legal_and_exact(program, layer)
     x, w = layer.operands()
     start = start_of(layer, initial)
-    start_values = np.zeros(1) if start is None else storage_values(start, layer.dtype)
-    result = np.broadcast_to(
-        start_values.reshape(-1, start_values.shape[-1]), (layer.geometry.pixels, layer.oc)
-    ).copy()
+    starts = np.zeros(1) if start is None else storage_values(start, layer.dtype)
+    result = np.broadcast_to(starts.reshape(-1, starts.shape[-1]), (layer.geometry.pixels, layer.oc)).copy()
     magnitude, limit = abs(result), 0.0
     step = layer.chunk_columns * layer.lanes
     for begin in range(0, layer.reduction, step):
@@ -175,9 +173,7 @@ def test_values_and_coverage_find_what_goes_wrong(initial, change):
     right, wrong = change_streams(initial, list), change_streams(initial, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
     assert "start from a wrong value" in str(product_coverage(wrong))
-    results = [
-        PimDevice(program, LAYER.image(program, w)).run(x, initial=start) for program in (right, wrong)
-    ]
+    results = [PimDevice(p, LAYER.image(p, w)).run(x, initial=start) for p in (right, wrong)]
     assert not np.array_equal(*results)
 
 
@@ -219,9 +215,7 @@ def test_sums_that_are_resumed_wrongly_are_found(change):
     right = RESUMED.lower(order, "bias")
     wrong = expand_program(right, change)
     assert product_coverage(right).exact and not product_coverage(wrong).exact
-    results = [
-        PimDevice(program, RESUMED.image(program, w)).run(x, initial=start) for program in (right, wrong)
-    ]
+    results = [PimDevice(p, RESUMED.image(p, w)).run(x, initial=start) for p in (right, wrong)]
     assert not np.array_equal(*results, equal_nan=True)
     filters = w.reshape(RESUMED.oc, -1)
     checks = [check_region(right, filters, x, y, start).matches for y in results]

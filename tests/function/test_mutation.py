@@ -122,7 +122,7 @@ def nodes(case: MutationCase, kind: type, where: Callable[[int], object] = lambd
     return sorted({positions[i] for i in np.linspace(0, len(positions) - 1, SAMPLES).astype(int)})
 
 
-def edit_nodes(case: MutationCase, kind: type, edit: Callable[[Node], list[Node]]) -> Iterator[list[Node]]:
+def edits(case: MutationCase, kind: type, edit: Callable[[Node], list[Node]]) -> Iterator[list[Node]]:
     """Streams with one node changed; COMPs of padding alone are left out, for they add nothing."""
     for index in nodes(case, kind, case.living if kind is Comp else lambda index: True):
         yield case.stream[:index] + edit(case.stream[index]) + case.stream[index + 1 :]
@@ -132,12 +132,12 @@ def shift_affine(affine: Affine, offset: int) -> Affine:
     return Affine(affine.base + offset)
 
 
-def other_buffer(case: MutationCase, node: Node) -> Node:
+def rebuffer(case: MutationCase, node: Node) -> Node:
     return replace(node, buffer=(node.buffer + 1) % case.program.buffers)
 
 
 def drop(case: MutationCase, kind: type) -> Iterator[list[Node]]:
-    return edit_nodes(case, kind, lambda node: [])
+    return edits(case, kind, lambda node: [])
 
 
 def drop_comp(case: MutationCase) -> Iterator[list[Node]]:
@@ -177,7 +177,7 @@ def shift_pixel(case: MutationCase, kind: type) -> Iterator[list[Node]]:
         last = node.pixel.base + getattr(node, "pixels", 1) == case.program.pixel_end
         return [replace(node, pixel=shift_affine(node.pixel, -1 if last else 1))]
 
-    return edit_nodes(case, kind, edit)
+    return edits(case, kind, edit)
 
 
 def shift_channel(case: MutationCase, offset: int) -> Iterator[list[Node]]:
@@ -185,35 +185,29 @@ def shift_channel(case: MutationCase, offset: int) -> Iterator[list[Node]]:
         beyond = node.channel.base + offset >= case.layer.oc
         return [replace(node, channel=shift_affine(node.channel, -offset if beyond else offset))]
 
-    return edit_nodes(case, Readres, edit)
+    return edits(case, Readres, edit)
 
 
 def shift_column(case: MutationCase) -> Iterator[list[Node]]:
     """A run that leaves out its first column, or its last at the end of a row."""
 
-    def matters(index: int) -> bool:
-        return {0, case.stream[index].count - 1} <= set(case.living(index))
+    def matters(i: int) -> bool:
+        return {0, case.stream[i].count - 1} <= set(case.living(i))
 
-    for index in nodes(case, Comp, matters):
-        run = case.stream[index]
+    for i in nodes(case, Comp, matters):
+        run = case.stream[i]
         offset = -1 if run.column.base + run.count == case.program.columns_per_row else 1
-        yield [
-            *case.stream[:index],
-            replace(run, column=shift_affine(run.column, offset)),
-            *case.stream[index + 1 :],
-        ]
+        yield [*case.stream[:i], replace(run, column=shift_affine(run.column, offset)), *case.stream[i + 1 :]]
 
 
 def early_readres(case: MutationCase) -> Iterator[list[Node]]:
     """A READRES before the last COMPs that it reads."""
-    for index in nodes(case, Readres):
-        buffer = case.stream[index].buffer
-        runs = [
-            i for i in range(index) if isinstance(case.stream[i], Comp) and case.stream[i].buffer == buffer
-        ]
+    for k in nodes(case, Readres):
+        buffer = case.stream[k].buffer
+        runs = [i for i in range(k) if isinstance(case.stream[i], Comp) and case.stream[i].buffer == buffer]
         if case.living(runs[-1]):
             mutant = list(case.stream)
-            mutant.insert(runs[-1], mutant.pop(index))
+            mutant.insert(runs[-1], mutant.pop(k))
             yield mutant
 
 
@@ -225,42 +219,33 @@ MUTATIONS: dict[str, tuple[Callable[[MutationCase], Iterator[list[Node]]], set[s
     "dropped GWRITE": (lambda c: drop(c, Gwrite), {VALUES, COMMANDS}),
     # If the row is still open, the values are right all the same.
     "dropped G_ACT": (lambda c: drop(c, GAct), {COMMANDS}),
-    "G_ACT twice": (lambda c: edit_nodes(c, GAct, lambda n: [n, n]), {COMMANDS}),
-    "COMP twice": (lambda c: edit_nodes(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
-    "READRES twice": (lambda c: edit_nodes(c, Readres, lambda n: [n, n]), {VALUES, COMMANDS}),
+    "G_ACT twice": (lambda c: edits(c, GAct, lambda n: [n, n]), {COMMANDS}),
+    "COMP twice": (lambda c: edits(c, Comp, lambda n: [n, n]), {VALUES, COMMANDS}),
+    "READRES twice": (lambda c: edits(c, Readres, lambda n: [n, n]), {VALUES, COMMANDS}),
     "READRES too early": (early_readres, {VALUES, COMMANDS}),
     "changed row": (change_row, {VALUES, COMMANDS}),
     "changed row of one G_ACT": (
-        lambda c: edit_nodes(c, GAct, lambda n: [replace(n, row=next_row(c, n.row))]),
+        lambda c: edits(c, GAct, lambda n: [replace(n, row=next_row(c, n.row))]),
         {VALUES, COMMANDS},
     ),
     # COMP computes on any open row.
     "changed row of COMPs": (
-        lambda c: edit_nodes(c, Comp, lambda n: [replace(n, row=next_row(c, n.row))]),
+        lambda c: edits(c, Comp, lambda n: [replace(n, row=next_row(c, n.row))]),
         {COMMANDS},
     ),
     "changed column": (shift_column, {VALUES, COMMANDS}),
-    "wrong buffer of GWRITE": (
-        lambda c: edit_nodes(c, Gwrite, lambda n: [other_buffer(c, n)]),
-        {VALUES, COMMANDS},
-    ),
-    "wrong buffer of COMP": (
-        lambda c: edit_nodes(c, Comp, lambda n: [other_buffer(c, n)]),
-        {VALUES, COMMANDS},
-    ),
-    "wrong buffer of READRES": (
-        lambda c: edit_nodes(c, Readres, lambda n: [other_buffer(c, n)]),
-        {VALUES, COMMANDS},
-    ),
+    "wrong buffer of GWRITE": (lambda c: edits(c, Gwrite, lambda n: [rebuffer(c, n)]), {VALUES, COMMANDS}),
+    "wrong buffer of COMP": (lambda c: edits(c, Comp, lambda n: [rebuffer(c, n)]), {VALUES, COMMANDS}),
+    "wrong buffer of READRES": (lambda c: edits(c, Readres, lambda n: [rebuffer(c, n)]), {VALUES, COMMANDS}),
     # Issued commands do not say what is gathered or read: only values show the fault.
     "wrong pixel of GWRITE": (lambda c: shift_pixel(c, Gwrite), {VALUES}),
     "wrong pixel of READRES": (lambda c: shift_pixel(c, Readres), {VALUES}),
     "wrong k by an element": (
-        lambda c: edit_nodes(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, 1))]),
+        lambda c: edits(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, 1))]),
         {VALUES},
     ),
     "wrong k by a column": (
-        lambda c: edit_nodes(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, c.layer.lanes))]),
+        lambda c: edits(c, Gwrite, lambda n: [replace(n, k=shift_affine(n.k, c.layer.lanes))]),
         {VALUES},
     ),
     "wrong output channel by a tile": (lambda c: shift_channel(c, 16), {VALUES}),
@@ -339,11 +324,8 @@ def test_one_stream_in_two_channels_is_caught(case):
 def test_misplaced_weights_are_caught(case):
     table, pages = case.image.table, case.image.pages
     for channel, rows in enumerate(table):
-        used = [
-            n.row.base - case.program.row_begin
-            for n in flat(case.program.channels[channel])
-            if isinstance(n, GAct)
-        ]
+        nodes = flat(case.program.channels[channel])
+        used = [n.row.base - case.program.row_begin for n in nodes if isinstance(n, GAct)]
         for row in sorted({used[0], used[-1]}):
             for page in {-1, (rows[row] + 1) % len(pages)}:
                 mutant = table.copy()

@@ -55,9 +55,6 @@ def test_the_picture_has_every_bank_and_row(monkeypatch):
     for mark in keys:
         assert mark["told"] % 16 == mark["bank"] and mark["told"] // 16 % 8 == mark["channel"] % 8
     assert all(mark["told"] == mark["bank"] for mark in values)
-    assert {(mark["channel"] // 8, mark["head"]) for mark in keys + values} == {
-        (0, "KV head 0"),
-        (1, "KV head 1"),
-    }
+    assert {(m["channel"] // 8, m["head"]) for m in keys + values} == {(0, "KV head 0"), (1, "KV head 1")}
     titles = [part["title"] for row in chart["vconcat"] for part in row["hconcat"]]
     assert len(titles) == 6 and {title.partition(",")[0] for title in titles} == set(script.PIMS)

@@ -140,10 +140,8 @@ def module_bytes(program, image, wider: int = 0) -> bytes:
         code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
         parts.append(struct.pack("<BBHQ", code, array.dtype.itemsize * 8, 1, array.ndim))
         parts.append(np.asarray(array.shape, np.int64).tobytes() + array.tobytes())
-    own_channels, no_attention = program.geometry.c - program.added_channels, 0
-    parts.append(
-        struct.pack("<QQQQ", own_channels, own_channels + wider, program.added_channels, no_attention)
-    )
+    channels, no_attention = program.geometry.c - program.added_channels, 0
+    parts.append(struct.pack("<QQQQ", channels, channels + wider, program.added_channels, no_attention))
     return b"".join(parts)
 
 

@@ -65,7 +65,7 @@ def _elementwise(draw, name, sources, shape):
     weights = draw(st.sampled_from([0, shape[3]]))
     layer = Layer(
         name=name, kind="eltwise", inputs=tuple(sources), maps=(elementwise_maps(shape),) * len(sources),
-        in_place=True, weight_elements=weights, operations=math.prod(shape),
+        is_in_place=True, weight_elements=weights, operations=math.prod(shape),
     )  # fmt: skip
     return layer, shape, lambda _, index: [index]
 
@@ -146,6 +146,4 @@ def graphs(draw, most=6, plain=False):
             layer_parts = _elementwise(draw, name, [source], shape)
         layer, shapes[name], reads[name] = layer_parts
         layers.append(layer)
-    return GraphWithReads(
-        LayerGraph(name="drawn", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads
-    )
+    return GraphWithReads(LayerGraph(name="d", layers=tuple(layers), shapes=shapes, outputs=(name,)), reads)

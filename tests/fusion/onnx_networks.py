@@ -103,11 +103,9 @@ def classifiers(draw):
         source = sorted(drawing.shapes)[-1]
         drawing.convolution(source)
         result = drawing.nodes[-1].output[0]
-        same_shape = [
-            n for n in drawing.shapes if drawing.shapes[n] == drawing.shapes[result] and n != result
-        ]
-        if same_shape and draw(st.booleans()):
-            drawing.node("Add", [result, draw(st.sampled_from(same_shape))], drawing.shapes[result])
+        alike = [n for n in drawing.shapes if drawing.shapes[n] == drawing.shapes[result] and n != result]
+        if alike and draw(st.booleans()):
+            drawing.node("Add", [result, draw(st.sampled_from(alike))], drawing.shapes[result])
         if draw(st.booleans()):
             drawing.node("Relu", [drawing.nodes[-1].output[0]], drawing.shapes[result])
     source = drawing.nodes[-1].output[0]

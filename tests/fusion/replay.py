@@ -210,7 +210,7 @@ class _Replay:
             remaining -= part
         for pixel in itertools.product(*(range(*span) for span in box[:3])):
             self._pixel(layer, pixel, box[3][1])
-        if layer.weight_elements and layer.name not in self.group.resident and not layer.in_place:
+        if layer.weight_elements and layer.name not in self.group.resident and not layer.is_in_place:
             for name in layer.inputs:  # the last filter reads all of it again
                 self._check(name, self.resident_boxes[name])
 
@@ -222,7 +222,7 @@ class _Replay:
         ]
         for name, window in windows:
             self._check(name, window)
-        needs_operand = layer.in_place and layer.name in self.joins  # every element needs its own alone
+        needs_operand = layer.is_in_place and layer.name in self.joins  # every element needs its own alone
         self._put(layer.name, (*result[:3], (0, channels - (0 if needs_operand else 1))))
         if not needs_operand:
             for name, window in windows:

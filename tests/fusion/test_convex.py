@@ -87,7 +87,7 @@ def inception(branches=3, deep=2):
                 )
             )  # fmt: skip
             layers.append(Layer(name=f"{name}.relu", kind="relu", inputs=(name,), operations=144,
-                                maps=(elementwise_maps(shape),), in_place=True))  # fmt: skip
+                                maps=(elementwise_maps(shape),), is_in_place=True))  # fmt: skip
             shapes |= {name: shape, f"{name}.relu": shape}
             source = f"{name}.relu"
         ends.append(source)
@@ -118,7 +118,7 @@ def test_a_group_may_leave_out_what_stands_between(monkeypatch):
 def test_groups_that_wait_for_one_another_are_no_cover():
     """Both crossed pairs are convex and cheapest; together they cannot run."""
     shape = (1, 1, 1, 4)
-    unary = dict(kind="relu", maps=(elementwise_maps(shape),), operations=4, in_place=True)
+    unary = dict(kind="relu", maps=(elementwise_maps(shape),), operations=4, is_in_place=True)
     layers = (
         Layer(name="a", inputs=("x",), **unary),
         Layer(name="b", inputs=("y",), **unary),

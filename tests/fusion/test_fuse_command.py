@@ -94,10 +94,7 @@ def test_the_objective_is_what_gets_least(dtype):
     """Of three plans in memory that is short, each is the best by its own measure; energy by hand."""
     graph = layers_of("toy")
     accelerator = Accelerator(on_chip_bytes=12 << 10, operations_per_second=2e9, dtype=dtype)
-    plans = {
-        objective: fuse_layers(graph, accelerator, FusionRules(objective=objective))
-        for objective in OBJECTIVES
-    }
+    plans = {o: fuse_layers(graph, accelerator, FusionRules(objective=o)) for o in OBJECTIVES}
     measures = {
         "traffic": lambda plan: plan.dram_bytes,
         "time": lambda plan: plan.time_overlapped_ns,

@@ -101,10 +101,7 @@ def test_sums_keep_their_order(case, seed):
     model, group = case
     formulas = computations(model, group.graph)
     random = np.random.default_rng(seed)
-    values = {
-        name: random.uniform(-1, 1, group.graph.elements(name)).astype(np.float32)
-        for name in group.input_names
-    }
+    values = {n: random.uniform(-1, 1, group.graph.elements(n)).astype(np.float32) for n in group.input_names}
     results, _ = run(group, place(group, 4, 10**9), formulas, values)
     for position in range(group.begin, group.end):
         layer_group = Group(graph=group.graph, begin=position, end=position + 1)
@@ -140,10 +137,7 @@ def test_command(dtype, on_chip, bound, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--dtype", "int8"], "fp32 or fp16; give one as --dtype, not int8"),
-    ],
+    ("options", "message"), [(["--dtype", "int8"], "fp32 or fp16; give one as --dtype, not int8")]
 )
 def test_what_cannot_be_executed_is_refused(options, message, capsys):
     assert main(["fuse", "toy", "--quiet", "--execute", *options]) == 2
@@ -178,9 +172,7 @@ def test_a_network_runs_as_it_is_compiled(model, on_chip, halo):
     assert ran.counted_bytes == plan.dram_bytes
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bound"), [("fp32", 1e-5), pytest.param("fp16", 2e-3, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("dtype, bound", [("fp32", 1e-5), pytest.param("fp16", 2e-3, marks=pytest.mark.long)])
 def test_folded_layers_run(dtype, bound, capsys):
     """The toy, in tiles: a transposed input, a depthwise convolution, a residual, a mean and a product."""
     command = ["fuse", "toy", "--baseline", "folded", "--execute", "--json", "--quiet", "--dtype", dtype]

@@ -100,7 +100,11 @@ def residual():
         Layer(name="a", inputs=("x",), **conv),
         Layer(name="b", inputs=("a",), **conv),
         Layer(
-            name="sum", kind="eltwise", inputs=("b", "x"), maps=(elementwise_maps(shape),) * 2, in_place=True
+            name="sum",
+            kind="eltwise",
+            inputs=("b", "x"),
+            maps=(elementwise_maps(shape),) * 2,
+            is_in_place=True,
         ),
     )
     return LayerGraph(
@@ -166,7 +170,11 @@ def bottleneck():
         Layer(name="a", inputs=("x",), **down),
         Layer(name="b", inputs=("a",), maps=((*axes, RangeMap.whole(4, 64)),), filters=64, **count),
         Layer(
-            name="sum", kind="eltwise", inputs=("b", "y"), maps=(elementwise_maps(wide),) * 2, in_place=True
+            name="sum",
+            kind="eltwise",
+            inputs=("b", "y"),
+            maps=(elementwise_maps(wide),) * 2,
+            is_in_place=True,
         ),
         Layer(name="c", inputs=("sum",), **down),
     )
@@ -187,9 +195,7 @@ def test_wide_maps_go_channel_by_channel():
     ran = replay(group, plan.placements[0], 4)
     assert ran.loaded + ran.stored == group.traffic_elements
     half = Accelerator(on_chip_bytes=2 * 220, dtype="fp16")  # where sums have no room to wait
-    assert not any(
-        run.sums for half_group in fuse_layers(bottleneck(), half).groups for run in half_group.channel_runs
-    )
+    assert not any(run.sums for g in fuse_layers(bottleneck(), half).groups for run in g.channel_runs)
 
 
 @pytest.mark.long

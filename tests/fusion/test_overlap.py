@@ -44,9 +44,7 @@ def survives(rows, columns, channels, filters, lead, strict):
     return True
 
 
-@pytest.mark.parametrize(
-    ("strict", "begin", "end", "saved"), [(False, 2096, 8240, 31.88), (True, 2160, 8304, 31.35)]
-)
+@pytest.mark.parametrize("strict, begin, end, saved", [(False, 2096, 8240, 31.88), (True, 2160, 8304, 31.35)])
 def test_figure_5(strict, begin, end, saved):
     """[8, 64, 3] through 4 x 4 with stride 2 to [3, 31, 16], in fp32."""
     rows, columns = (RangeMap(extent=extent, window=4, stride=2) for extent in (8, 64))

@@ -91,11 +91,7 @@ def test_every_axis_of_every_operand_is_read_as_its_map_says(drawn, data):
     box = [range(extent) for extent in shape]
     box[axis] = range(begin, end)
     source = layer.inputs[place]
-    read = {
-        index[axis]
-        for position in itertools.product(*box)
-        for index in drawn.reads[layer.name](source, position)
-    }
+    read = {index[axis] for p in itertools.product(*box) for index in drawn.reads[layer.name](source, p)}
     span = layer.maps[place][axis].inputs(begin, end)
     lows, highs = layer.maps[place][axis].spans(np.array([begin]), np.array([end]))
     assert (span.begin, span.end) == (lows[0], highs[0])

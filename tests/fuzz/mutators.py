@@ -15,23 +15,7 @@ NUMBERS = (
     *(b"nan", b"inf", b"NaN", b"Infinity", b"1_0", b"0x10", b"00", b"9" * 400),
 )
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        3,
-        1 << 31,
-        1 << 63,
-        1 << 70,
-        0.5,
-        -0.0,
-        1e308,
-        float("nan"),
-        float("inf"),
-    ),
+    *(None, True, False, 0, -1, 1, 3, 2**31, 1 << 63, 1 << 70, 0.5, -0.0, 1e308, float("nan"), float("inf")),
     *("", "x", "../x", "\x00", "\ud800", "é" * 50, "a\nb", [], {}, [[]], [0], [None], {"x": 1}, ["x", 1]),
 )
 
@@ -132,17 +116,12 @@ def _onnx(data: bytes, draw: random.Random) -> bytes:
     if not graph.node:
         return _bytes(data, draw)
     node = draw.choice(graph.node)
-    names = [name for graph_node in graph.node for name in (*graph_node.input, *graph_node.output)] + [
-        "",
-        "new",
-    ]
+    names = [name for n in graph.node for name in (*n.input, *n.output)] + ["", "new"]
     edit = draw.randrange(10)
     if edit == 0:
         graph.node.remove(node)
     elif edit == 1:
-        node.op_type = draw.choice(
-            [graph_node.op_type for graph_node in graph.node] + ["Softmax", "Resize", "If", "X"]
-        )
+        node.op_type = draw.choice([n.op_type for n in graph.node] + ["Softmax", "Resize", "If", "X"])
     elif edit == 2 and node.input:
         node.input[draw.randrange(len(node.input))] = draw.choice(names)
     elif edit == 3 and node.output:
@@ -159,9 +138,7 @@ def _onnx(data: bytes, draw: random.Random) -> bytes:
         value = draw.choice([*graph.input, *graph.output])
         shape = value.type.tensor_type.shape
         if shape.dim and draw.random() < 0.7:
-            shape.dim[draw.randrange(len(shape.dim))].dim_value = draw.choice(
-                (0, 1, 2, 5, -1, 1 << 31, 1 << 40)
-            )
+            shape.dim[draw.randrange(len(shape.dim))].dim_value = draw.choice((0, 1, 2, 5, -1, 2**31, 2**40))
         else:
             value.type.tensor_type.elem_type = draw.randrange(25)
     elif edit == 7 and model.opset_import:

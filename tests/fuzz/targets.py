@@ -152,24 +152,16 @@ def _networks(_folder: Path) -> list[bytes]:
         helper.make_node("Split", ["o"], ["l", "u"], "u", axis=1, num_outputs=2),
         helper.make_node("Concat", ["u", "l"], ["y"], "y", axis=1),
     ]
-    vectors = [random_tensor(name, 8) for name in "bs"] + [
-        numpy_helper.from_array(np.full(8, 2, np.float32), "v")
-    ]
-    weights = [
-        random_tensor("w", 8, 4, 3, 3),
-        random_tensor("d", 8, 1, 1, 1),
-        random_tensor("m", 8, 8),
-        *vectors,
-    ]
+    vectors = [random_tensor(n, 8) for n in "bs"] + [numpy_helper.from_array(np.full(8, 2, np.float32), "v")]
+    weights = [random_tensor("w", 8, 4, 3, 3), random_tensor("d", 8, 1, 1, 1)]
+    weights += [random_tensor("m", 8, 8), *vectors]
     to = numpy_helper.from_array(np.int64([1, 16, 4]), "to")
     models = []
-    for nodes, shape, initializers in (
+    for nodes, shape, stored in (
         (layers, [1, 4, 8, 8], weights),
         (more_layers, [1, 4, 4, 4], [random_tensor("w", 4, 6), to]),
     ):
-        models.append(
-            onnx_model(nodes, {"x": shape}, {"y": None}, initializers, opset=18).SerializeToString()
-        )
+        models.append(onnx_model(nodes, {"x": shape}, {"y": None}, stored, opset=18).SerializeToString())
     return models
 
 
@@ -274,9 +266,7 @@ def _replacement_check(
                 (copy if name == "interface.json" else original).joinpath("interface.json").read_bytes()
             )
             right = json.loads((original / "interface.json").read_bytes())["sha256"]
-            table["sha256"] |= {
-                file_name: right[file_name] for file_name in right.keys() & table["sha256"].keys()
-            }
+            table["sha256"] |= {n: right[n] for n in right.keys() & table["sha256"].keys()}
             if name != "interface.json":
                 table["sha256"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
             table.pop("digest", None)
@@ -433,18 +423,14 @@ TARGETS = {
         seeds=lambda folder: [(_directory(folder / "x", _compile_decoder) / "interface.json").read_bytes()],
         check=_replacement_check("interface.json", _session, _compile_decoder),
     ),
-    ".pimprog": Target(
-        suffix=".pimprog", seeds=_programs, check=lambda path: command_failure(["simulate", path])
-    ),
+    ".pimprog": Target(suffix=".pimprog", seeds=_programs, check=lambda p: command_failure(["simulate", p])),
     ".pim": Target(suffix=".pim", seeds=_traces, check=lambda path: command_failure(["simulate", path])),
     "plan": Target(suffix=".json", seeds=_plans, check=_plan),
     "PIM device": Target(
         suffix=".toml", seeds=_specs("pim"), check=lambda path: command_failure(["devices", path])
     ),
     "GPU": Target(suffix=".toml", seeds=_specs("gpu"), check=lambda path: command_failure(["devices", path])),
-    "system": Target(
-        suffix=".toml", seeds=_specs("system"), check=lambda path: command_failure(["devices", path])
-    ),
+    "system": Target(suffix=".toml", seeds=_specs("system"), check=lambda p: command_failure(["devices", p])),
     "profile": Target(suffix=".json", seeds=_profiles, check=_profile),
     "cache": Target(suffix=".sqlite", seeds=_cache, check=_read_cache),
     "artifact: interface": Target(

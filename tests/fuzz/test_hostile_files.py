@@ -278,10 +278,7 @@ GGUF_FILES = {
     "2^60 pairs": (gguf(counts=(0, 2**60)), "claims"),
     "2^60 tensors": (gguf(counts=(2**60, 0)), "claims"),
     "tensor of 2^62 values": (gguf(tensors=[gguf_tensor("t", (2**31, 2**31))]), "ends beyond"),
-    "tensor of 2^31 dimensions": (
-        gguf(tensors=[gguf_text("t") + struct.pack("<I", 2**31)]),
-        "dimensions",
-    ),
+    "tensor of 2^31 dimensions": (gguf(tensors=[gguf_text("t") + struct.pack("<I", 2**31)]), "dimensions"),
     "tensor far away": (gguf(tensors=[gguf_tensor("t", (1,), offset=2**63)]), "ends beyond"),
     "half blocks": (gguf(tensors=[gguf_tensor("t", (33,), kind=8)]), "whole blocks"),
     "unknown kind": (gguf(gguf_pair("k", 99, b"")), "kind 99"),

@@ -15,10 +15,7 @@ from pimflow.pim_backend.runtime.targets import local_cuda
 from pimflow.tvm_extension import relay
 from pimflow.tvm_extension.relay import graph_executor
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device")]
 
 
 def check_the_stand_in(compiled, folder):

@@ -16,10 +16,7 @@ from pimflow.fusion.kernels.onnx_formulas import computations
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 from pimflow.pim_backend.runtime.targets import local_cuda
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device")]
 
 
 @pytest.mark.parametrize(("halo", "on_chip_kib"), [("recompute", 24), ("retain", 24), ("retain", 12)])

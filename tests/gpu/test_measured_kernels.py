@@ -11,11 +11,8 @@ from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.model import KernelRequest
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
-]
+needs_card = pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device")
+pytestmark = [pytest.mark.alone, pytest.mark.gpu, needs_card]
 POINTWISE = ConvGeometry(n=1, h=28, w=28, c=192, oc=64)
 DEPTHWISE = ConvGeometry(n=1, h=56, w=56, c=144, oc=144, kh=3, kw=3, padding=(1, 1, 1, 1), groups=144)
 

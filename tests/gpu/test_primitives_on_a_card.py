@@ -13,10 +13,7 @@ from pimflow.primitives.filters import transform_filters
 from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.primitives.layer import filter_shape
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not tvm.cuda().exist, reason="needs a CUDA device")]
 SAME = {"kh": 3, "kw": 3, "padding": (1, 1, 1, 1)}
 LAYERS = (
     ConvGeometry(n=1, h=28, w=28, c=48, oc=64, **SAME),

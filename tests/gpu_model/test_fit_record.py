@@ -46,9 +46,7 @@ def test_every_preset_has_a_record_that_names_what_it_begins_as(name):
     if begins_as := table["efficiency"].get("as"):
         assert f"as {begins_as}" in text.splitlines()
     digests = re.findall(r"^[0-9a-f]{8}$", text, re.M)
-    own_sources = [
-        source for source in GpuSpec.load(name).sources.values() if not source.startswith("assumed: as ")
-    ]
+    own_sources = [s for s in GpuSpec.load(name).sources.values() if not s.startswith("assumed: as ")]
     fitted = [source for source in own_sources if "fit_gpu_model.py" in source]
     assert bool(digests) == bool(fitted)
     assert unseen_samples([], GpuSpec.load(name)) == []

@@ -114,11 +114,9 @@ def test_a_row_of_deepbench(tmp_path):
 def test_a_row_of_tensorrt(tmp_path, kind, fused):
     header = "gpu,library,type,n,ic,ih,iw,oc,k,stride,elmt_fused,dtype,ms"
     sample = only(tmp_path, f"{header}\nV100,TensorRT,{kind},1,96,56,56,96,3,2,{fused},fp16,0.02\n", V100)
-    geometry = ConvGeometry(
-        n=1, h=56, w=56, c=96, oc=96, kh=3, kw=3, stride=(2, 2), padding=(1,) * 4, groups=96
-    )
-    expected = convolution_kernel(geometry, "fp16")
-    assert sample.kernel.geometry == geometry
+    layer = ConvGeometry(n=1, h=56, w=56, c=96, oc=96, kh=3, kw=3, stride=(2, 2), padding=(1,) * 4, groups=96)
+    expected = convolution_kernel(layer, "fp16")
+    assert sample.kernel.geometry == layer
     reads = expected.input_bytes + (expected.output_bytes if fused == "1" else 0)
     assert sample.kernel.input_bytes == reads
     assert sample.classes == ("all", "depthwise", "small") + ("fused",) * (fused == "1")
@@ -176,10 +174,8 @@ def test_rows_that_make_no_sense(tmp_path, change, message):
     ],
 )
 def test_classes_of_convolutions(kernel, stride, groups, h, c, classes):
-    geometry = ConvGeometry(
-        n=1, h=h, w=h, c=c, oc=c, kh=kernel, kw=kernel, stride=(stride, stride), groups=groups
-    )
-    assert convolution_classes(geometry) == classes
+    g = ConvGeometry(n=1, h=h, w=h, c=c, oc=c, kh=kernel, kw=kernel, stride=(stride, stride), groups=groups)
+    assert convolution_classes(g) == classes
 
 
 def test_errors_against_their_definitions():

@@ -109,24 +109,18 @@ def test_accelsim_cycles_are_met():
 def test_the_sources_are_those_that_the_fit_writes():
     """A constant that was not fitted keeps the reason that the file gives, or says that it is assumed."""
     files = {"data": EMITTED.name, "split": "hash", "extra_data": ACCELSIM.name}
-    expected = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
-    assert efficiency_sources(SIMULATED, FITTED, **files) == expected
+    right = {key: SIMULATED.sources[f"efficiency.{key}"] for key in SIMULATED.efficiency}
+    assert efficiency_sources(SIMULATED, FITTED, **files) == right
     bare = dataclasses.replace(SIMULATED, sources={})
     for key, source in efficiency_sources(bare, FITTED, **files).items():
-        assert (
-            source.startswith("assumed: not fitted")
-            if "assumed" in expected[key]
-            else source == expected[key]
-        )
+        assert source.startswith("assumed: not fitted") if "assumed" in right[key] else source == right[key]
 
 
 def test_a_source_of_another_fit_is_kept():
     """A constant that this fit leaves alone was fitted before."""
     sources = {"efficiency.mma": "fitted to something else"}
-    new_sources = efficiency_sources(
-        dataclasses.replace(SIMULATED, sources=sources), FITTED, EMITTED.name, "hash"
-    )
-    assert new_sources["mma"] == "assumed: as it was, fitted to something else"
+    result = efficiency_sources(dataclasses.replace(SIMULATED, sources=sources), FITTED, EMITTED.name, "hash")
+    assert result["mma"] == "assumed: as it was, fitted to something else"
 
 
 def test_accelsim_kernels_are_ranked_as_measured():

@@ -51,12 +51,7 @@ def test_what_was_asked_for_is_charged_by_its_lengths():
         return StepCosts(ns=tokens, ns_gpu_only=2 * tokens, pj=8.0, pj_gpu_only=16.0)
 
     charged = DecodeCostModel(
-        step_costs=times,
-        bound_ns=lambda n: n / 4,
-        published=None,
-        context=8,
-        batch=2,
-        step_lengths=[3, 4, 5],
+        step_costs=times, bound_ns=lambda n: n / 4, published=None, context=8, batch=2, step_lengths=[3, 4, 5]
     )
     assert [step.tokens for step in charged.lengths] == [3, 4, 5]
     assert charged.mean.tpot_ns == pytest.approx(4) and charged.mean.tpot_ns_gpu_only == pytest.approx(8)
@@ -69,14 +64,8 @@ def test_what_was_asked_for_is_charged_by_its_lengths():
 
 def test_sizes_that_are_no_line_are_said_to_be_none():
     def regions(*shape: int) -> RegionGraph:
-        region = Region(
-            name="r",
-            operator="add",
-            operators=("add",),
-            inputs=("%x",),
-            input_shapes=(shape,),
-            output_shape=shape,
-        )
+        shapes = {"input_shapes": (shape,), "output_shape": shape}
+        region = Region(name="r", operator="add", operators=("add",), inputs=("%x",), **shapes)
         return RegionGraph(name="g", regions=(region,), outputs=("r",))
 
     by_length = GraphByLength(places=9, longer=(9, regions(1, 18)), shorter=(4, regions(1, 8)))
@@ -129,12 +118,9 @@ def test_a_length_is_charged_what_a_step_of_just_that_length_is(system_and_modes
     assert decode.regions(tokens) == regions and decode.regions(tokens).digest == regions.digest
     plan = replace(decode.search_result.plan, model=regions.digest)
     planned = replace(request, search_request=request.search_request.with_changes(plan=plan))
-    _, _, exact_step = planned.place()
+    _, _, exact = planned.place()
     charges = decode.charges(tokens)
-    for actual, expected in (
-        (charges.evaluation, exact_step.evaluation),
-        (charges.baseline, exact_step.baseline),
-    ):
+    for actual, expected in ((charges.evaluation, exact.evaluation), (charges.baseline, exact.baseline)):
         assert actual.latency_ns == expected.latency_ns and actual.energy_pj == expected.energy_pj
 
 

@@ -145,11 +145,8 @@ class DecoderSession:
         """Logits; `past` has keys and values of `seen` tokens, and then those of these tokens too."""
         mask = np.zeros((1, self.context), np.int64)
         mask[:, self.context - seen - self.tokens :] = 1
-        values = {
-            "input_ids": tokens[None],
-            "attention_mask": mask,
-            "position_ids": np.arange(seen, seen + self.tokens)[None],
-        }
+        places = np.arange(seen, seen + self.tokens)
+        values = {"input_ids": tokens[None], "attention_mask": mask, "position_ids": places[None]}
         rng = np.random.default_rng(0)
         for value in self.session.get_inputs():
             if value.name not in values:
@@ -157,9 +154,7 @@ class DecoderSession:
                 cached = [past[value.name]] if seen else []
                 values[value.name] = np.concatenate([unused.astype(np.float32), *cached], axis=2)
         input_names = {value.name for value in self.session.get_inputs()}
-        results = self.session.run(
-            None, {name: array for name, array in values.items() if name in input_names}
-        )
+        results = self.session.run(None, {n: a for n, a in values.items() if n in input_names})
         for value, name in zip(results[1:], [output.name for output in self.session.get_outputs()][1:]):
             past["past_key_values." + name.removeprefix("present.")] = value[:, :, -seen - self.tokens :]
         return results[0][0]

@@ -37,12 +37,8 @@ class TorchDecoder(torch.nn.Module):
 
     def block(self) -> torch.nn.ModuleDict:
         keys, linear = self.kv_heads * self.size, torch.nn.Linear
-        parts = {
-            "query": linear(32, 32),
-            "key": linear(32, keys),
-            "value": linear(32, keys),
-            "out": linear(32, 32),
-        }
+        parts = {"query": linear(32, 32), "key": linear(32, keys)}
+        parts |= {"value": linear(32, keys), "out": linear(32, 32)}
         parts |= {"up": linear(32, 64), "down": linear(64, 32)}
         return torch.nn.ModuleDict(parts | {name: torch.nn.LayerNorm(32) for name in ("first", "second")})
 
@@ -116,11 +112,9 @@ def greedy(decoder: TorchDecoder, tokens: list[int], n: int) -> tuple[int, ...]:
     sequence = list(tokens)
     empty = [torch.zeros(1, decoder.kv_heads, 0, 8) for _ in NAMES]
     while len(sequence) < len(tokens) + n:
-        token_ids = torch.tensor([sequence])
+        ids = torch.tensor([sequence])
         with torch.no_grad():
-            logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(len(sequence))[None], empty)[
-                0
-            ]
+            logits = decoder(ids, torch.ones_like(ids), torch.arange(len(sequence))[None], empty)[0]
         sequence.append(int(logits[0, -1].argmax()))
     return tuple(sequence[len(tokens) :])
 
@@ -149,9 +143,7 @@ def test_a_file_of_fp16_is_widened():
     assert generation.max_relative_error <= generation.bound == 1e-5 and generation.sure_tokens == 3
     network = frontend.load(model, context=8)
     state_types = {state.name: network.module["main"].ret_ty.fields[state.result] for state in network.states}
-    assert list(state_types) == NAMES and {str(state_type.dtype) for state_type in state_types.values()} == {
-        "float32"
-    }
+    assert list(state_types) == NAMES and {str(t.dtype) for t in state_types.values()} == {"float32"}
 
 
 @pytest.mark.long
@@ -188,19 +180,12 @@ def test_an_open_decoder_says_what_it_is_made_of_and_how_roundings_move_it():
     right = language.reference().step(tokens)[-1]
     with torch.no_grad():
         empty = [torch.zeros(1, 2, 0, 8) for _ in NAMES]
-        token_ids = torch.tensor(tokens)[None]
-        torch_logits = decoder(token_ids, torch.ones_like(token_ids), torch.arange(4)[None], empty)[0][
-            0, -1
-        ].numpy()
+        ids = torch.tensor(tokens)[None]
+        torch_logits = decoder(ids, torch.ones_like(ids), torch.arange(4)[None], empty)[0][0, -1].numpy()
     assert np.abs(right - torch_logits).max() < 1e-4
     step = language.step(5, 4, 1)
     products = frozenset(node.name for node in step.graph.node if node.op_type in ("MatMul", "Gemm"))
     moved = [np.abs(logits[-1] - right).max() for logits in language.perturbed_logits(products, tokens)]
     assert len(set(moved)) > 1 and 1e-5 < max(moved) < 1e-1
-    assert (
-        max(
-            np.abs(rounded_logits[-1] - right).max()
-            for rounded_logits in language.perturbed_logits(frozenset(), tokens)
-        )
-        < 1e-5
-    )
+    rounded = language.perturbed_logits(frozenset(), tokens)
+    assert max(np.abs(logits[-1] - right).max() for logits in rounded) < 1e-5

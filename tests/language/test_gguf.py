@@ -33,10 +33,7 @@ END = 256
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a product as GGUF has them: first of a head's first half, first of its second, and so on."""
     return np.concatenate(
-        [
-            head[[row + half for row in range(SIZE // 2) for half in (0, SIZE // 2)]]
-            for head in np.split(rows, heads)
-        ]
+        [head[[i + d for i in range(SIZE // 2) for d in (0, SIZE // 2)]] for head in np.split(rows, heads)]
     )
 
 
@@ -59,9 +56,7 @@ def draw(tied: bool, experts: int = 0) -> dict[str, np.ndarray]:
             "feed_forward_norm.scale": (HIDDEN,),
         }
         if experts:
-            block |= {
-                f"{part}.weight": (experts, *block[f"{part}.weight"]) for part in ("gate", "up", "down")
-            }
+            block |= {f"{p}.weight": (experts, *block[f"{p}.weight"]) for p in ("gate", "up", "down")}
             block["router.weight"] = (HIDDEN, experts)
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
     return {name: rng.normal(0.1, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -146,12 +141,8 @@ def add_key(writer, key, kind, value):
 def test_weights_are_those_that_were_written(tmp_path, tied):
     weights = draw(tied)
     decoder = read_decoder(write(tmp_path / "small.gguf", weights))
-    assert (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_size) == (
-        LAYERS,
-        HEADS,
-        KV_HEADS,
-        SIZE,
-    )
+    sizes = (decoder.layers, decoder.heads, decoder.kv_heads, decoder.head_size)
+    assert sizes == (LAYERS, HEADS, KV_HEADS, SIZE)
     assert (decoder.rotary_base, decoder.max_context, decoder.tied) == (100000.0, 48, tied)
     stored = zoo.decoder_weights(decoder)
     assert stored.keys() == weights.keys()
@@ -215,16 +206,8 @@ def test_tables_of_tokens_that_do_not_belong_together_are_refused(tmp_path, merg
 
 def test_pieces_join_by_their_scores_and_bytes_spell_the_rest(tmp_path):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    scores = {
-        "\u2581": -9.0,
-        "t": -8.0,
-        "h": -8.5,
-        "e": -7.0,
-        "th": -2.0,
-        "he": -1.0,
-        "\u2581t": -3.0,
-        "\u2581the": -1.5,
-    }
+    scores = {"\u2581": -9.0, "t": -8.0, "h": -8.5, "e": -7.0}
+    scores |= {"th": -2.0, "he": -1.0, "\u2581t": -3.0, "\u2581the": -1.5}
     scores["the"] = -1.2
     path = tmp_path / "pieces.gguf"
     writer = GGUFWriter(path, "llama")
@@ -290,10 +273,7 @@ def test_it_writes_what_its_weights_say(tmp_path, capsys):
             "has a tensor 'blk.0.attn_x.bias', which is not supported",
         ),
         *(
-            (
-                {"extra": lambda writer, key=key, kind=kind, value=value: add_key(writer, key, kind, value)},
-                key,
-            )
+            ({"extra": lambda w, key=key, kind=kind, value=value: add_key(w, key, kind, value)}, key)
             for key, kind, value in (
                 ("llama.attention.clamp_kqv", "float32", 8.0),
                 ("llama.attention.causal", "bool", False),

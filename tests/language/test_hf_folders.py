@@ -91,10 +91,7 @@ def test_weights_are_those_of_the_files(folder):
         ({"model_type": "rwkv"}, "is a 'rwkv'; of folders, these kinds are supported: llama"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "scales angles by 'dynamic'"),
         ({"rope_scaling": {"rope_type": "yarn", "a_key": 4.0}}, "scales angles with 'a_key'"),
-        (
-            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
-            "its scaling of angles is incompl",
-        ),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "its scaling of angles is"),
         ({"model_type": "smollm3", "no_rope_layers": ["1"]}, "no_rope_layers in config.json is no number"),
         ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"hidden_size": "16"}, "a str as hidden_size"),
@@ -176,18 +173,14 @@ def test_a_folder_writes_what_its_weights_say(folder):
 def test_yarn_turns_fast_pairs_as_before_and_slow_ones_less(folder):
     """By the ramp of the paper, between 32 turns and one over the first context."""
     path, _ = folder
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    scale = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     scaled = yarn(RotaryAngles(base=1e4, turned=64, length=4096), factor=4.0)
     low, high = (32 * math.log(4096 / (turns * 2 * math.pi)) / math.log(1e4) for turns in (32, 1))
     ramp = np.clip((np.arange(32) - math.floor(low)) / (math.ceil(high) - math.floor(low)), 0, 1)
     assert np.allclose(1 / np.array(scaled.factors), ramp / 4 + 1 - ramp)
     assert scaled.factors[0] == 1 and scaled.factors[-1] == 4
     assert scaled.scale == pytest.approx(0.1 * math.log(4) + 1)
-    config = {
-        **CONFIG,
-        "rope_scaling": {**scaling, "attention_factor": 1.5},
-        "max_position_embeddings": 16384,
-    }
+    config = {**CONFIG, "rope_scaling": {**scale, "attention_factor": 1.5}, "max_position_embeddings": 16384}
     (path / "config.json").write_text(json.dumps(config))
     assert read_decoder(path).rotary_scale == 1.5
 

@@ -136,10 +136,7 @@ def test_tokens_are_those_of_the_weights_on_pim_as_they_are_stored(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"quant_method": "bitsandbytes"},
-            "has the method 'bitsandbytes'; of folders, gptq and awq are read",
-        ),
+        ({"quant_method": "bitsandbytes"}, "has the method 'bitsandbytes'; of folders, gptq and awq are"),
         ({"bits": 3}, "gptq of 3 bits is not supported"),
         ({"group_size": 0}, "has 0 as group_size, which is no size"),
         ({"checkpoint_format": "marlin"}, "has marlin as checkpoint_format, which is not supported"),

@@ -51,14 +51,8 @@ def test_the_simulator_gets_our_times_within_the_stated_error(exported):
 def test_the_times_are_those_of_the_device(exported):
     """Of every channel that the request has, for other lengths too; and longer caches take longer."""
     table, pim, cache = exported
-    assert table["for"] == {
-        "model": MODEL,
-        "n_head": 6,
-        "kv_head": 2,
-        "head_dim": 32,
-        "channel_split": 2,
-        "dtype": "fp16",
-    }
+    sizes = {"n_head": 6, "kv_head": 2, "head_dim": 32, "channel_split": 2}
+    assert table["for"] == {"model": MODEL, "dtype": "fp16", **sizes}
     assert list(table["attn_model"]) == [f"{pim}_pim"] and len(table["made"]) == 3
     times_ns = list(table["points_ns"].values())
     assert times_ns == sorted(times_ns)
@@ -131,9 +125,7 @@ def test_the_table_is_the_attention_csv_of_each_number_of_devices(exported, tmp_
     assert [(int(row["n_decode"]), int(row["kv_decode"])) for row in rows] == [
         (row["batch"], row["tokens"]) for row in expected
     ]
-    assert [float(row["time_us"]) * 1e3 for row in rows] == pytest.approx(
-        [row["ns"] for row in expected], abs=0.06
-    )
+    assert [float(r["time_us"]) * 1e3 for r in rows] == pytest.approx([r["ns"] for r in expected], abs=0.06)
     assert all("simulated" in row["source"] and row["prefill_chunk"] == "0" for row in rows)
     capsys.readouterr()
     assert "shared by 1, 2" in error_line(capsys, 2, *command, "--devices", "3")

@@ -47,10 +47,7 @@ def small_system(name: str) -> System:
     base = pimflow.system("phone") if name == "phone" else pimflow.system(pim=name)
     spec = base.pim
     whole = spec.comp_starts_at_row  # then a buffer holds a row
-    operands = tuple(
-        replace(operand, buffer_elements=8 * operand.multiplications if whole else 0)
-        for operand in spec.operands
-    )
+    operands = tuple(replace(o, buffer_elements=8 * o.multiplications if whole else 0) for o in spec.operands)
     pim = replace(
         spec,
         name="small",
@@ -138,9 +135,7 @@ def compiled_step(name: str, modes: str | None, cache_type: str) -> CompiledStep
         lambda attended: zoo.load_model(graph.step_graph(decoder, attended)), request.validate(), CONTEXT, 1
     )
     tokens, past_lengths = np.full((1, 1), 7), np.array([0])
-    return step.compile(
-        lambda network: verification_inputs(network, tokens, past_lengths, {}), lambda _: None
-    )
+    return step.compile(lambda net: verification_inputs(net, tokens, past_lengths, {}), lambda _: None)
 
 
 DEVICES = (("lpddr5x-pim", None), ("phone", None), ("newton-gddr6", None), ("lpddr5x-pim", "gpu"))
@@ -188,13 +183,9 @@ def test_tokens_are_those_of_numpy(kinds):
 
 def test_a_token_takes_its_integers_and_scales():
     decoder = zoo.decoder("llama-3-8b")
-    elements, vectors = 2 * 32 * 8 * 128, 2 * 32 * 8
+    count, vectors = 2 * 32 * 8 * 128, 2 * 32 * 8
     sizes = {kind: decoder.with_types(kv_cache_dtype=kind).kv_bytes_per_token(2) for kind in ("fp16", *TYPES)}
-    assert sizes == {
-        "fp16": 2 * elements,
-        "int8": elements + 2 * vectors,
-        "int4": elements // 2 + 2 * vectors,
-    }
+    assert sizes == {"fp16": 2 * count, "int8": count + 2 * vectors, "int4": count // 2 + 2 * vectors}
 
 
 @pytest.mark.parametrize(

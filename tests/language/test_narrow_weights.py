@@ -39,9 +39,7 @@ def test_weights_are_quantised_once_along_their_inputs():
 
 
 def test_a_type_whose_blocks_do_not_fit_is_refused():
-    with pytest.raises(
-        UsageError, match=r"'tokens\.table' has 192 inputs, no whole blocks of the 256 values"
-    ):
+    with pytest.raises(UsageError, match=r"'tokens\.table' has 192 inputs, no whole blocks of the 256"):
         pimflow.generate("tiny-lm", prompt="a", n=1, weight_type="q4_k")
 
 
@@ -149,9 +147,7 @@ def head_result(pim: str, kind: str | None):
 
 
 def test_both_devices_count_the_bytes_of_a_type():
-    results = {
-        (pim, kind): head_result(pim, kind) for pim in (NARROW[0], "newton-gddr6") for kind in (None, "q4_0")
-    }
+    results = {(p, k): head_result(p, k) for p in (NARROW[0], "newton-gddr6") for k in (None, "q4_0")}
     for (_, kind), result in results.items():
         head = result.graph.region("head")
         elements = 192 * 256

@@ -70,9 +70,7 @@ def greedy_tokens(n: int, window: int) -> tuple[int, ...]:
     return tuple(sequence[len(PROMPT) :])
 
 
-def export(
-    decoder: CachedDecoder, cache: Cache | None, axes: dict[int, object]
-) -> torch.export.ExportedProgram:
+def export(decoder: CachedDecoder, cache: Cache | None, axes: dict) -> torch.export.ExportedProgram:
     """The program of a step of one token."""
     numbers = (torch.tensor([[5]]), torch.tensor([3]))
     if cache is None:

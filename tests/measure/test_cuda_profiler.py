@@ -25,6 +25,7 @@ from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.compiler.phases import lower
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Provenance
+from pimflow.core.product_tiles import BlockTile
 from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
@@ -34,7 +35,6 @@ from pimflow.primitives import PRIMITIVES
 from pimflow.primitives.launches import launches
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.relay_passes.schedules.loops import nodes
-from pimflow.relay_passes.schedules.product_tiles import BlockTile
 from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 from pimflow.simulators.gpu.learned_model import Learned
 from pimflow.simulators.gpu.model import KernelRequest, kernel_cost
@@ -294,11 +294,8 @@ def test_one_kernel_that_fails_does_not_lose_the_others(monkeypatch, stage):
     told = []
     profiler = CudaProfiler(target=CPU, repeats=3, progress=told.append)
     costs = profiler.costs(requests(SMALL, broken, STREAM), GPU, "fp32")
-    assert [cost.provenance for cost in costs] == [
-        Provenance.MEASURED,
-        Provenance.ANALYTIC,
-        Provenance.MEASURED,
-    ]
+    expected = [Provenance.MEASURED, Provenance.ANALYTIC, Provenance.MEASURED]
+    assert [cost.provenance for cost in costs] == expected
     assert costs[1] == kernel_cost(broken, GPU, dtype="fp32") and not costs[1].device
     assert profiler.failures == {broken: "this one is broken"}
     assert len(told) == 1 and "this one is broken" in told[0] and "\n" not in told[0]
@@ -393,9 +390,7 @@ def test_launches_of_a_primitive_share_what_they_take_together(cpu):
     (measured,) = set(cpu.measure(kernels, GPU, "fp32"))
     together_ns = max(measured.cold_ns - 2 * measured.launch_ns, 0.0)
     assert sum(cost.execution_ns for cost in costs) == pytest.approx(together_ns) and together_ns > 0
-    assert {(cost.provenance, cost.launch_ns) for cost in costs} == {
-        (Provenance.MEASURED, measured.launch_ns)
-    }
+    assert {(c.provenance, c.launch_ns) for c in costs} == {(Provenance.MEASURED, measured.launch_ns)}
     modelled = [kernel_cost(kernel, GPU, dtype="fp32").execution_ns for kernel in kernels]
     shares = [cost.execution_ns / ns for cost, ns in zip(costs, modelled)]
     assert shares == pytest.approx([shares[0]] * 3)

@@ -84,16 +84,12 @@ def smallest_pool(lifetimes: list[Lifetime]) -> int:
 def network(layers: int, random) -> list[Lifetime]:
     """What a network leaves to plan: activations read by the next layer, and some by a much later one."""
     lifetimes = []
-    for index in range(layers):
+    for i in range(layers):
         reach = random.choice([1, 1, 1, 2, 3, random.randint(4, 40)])
         size = 64 * random.randint(1, 2000)
-        end = min(index + reach, layers) + 1
-        lifetimes.append(
-            Lifetime(name=f"t{index}", begin=index, end=end, size_bytes=size, alignment_bytes=64)
-        )
+        end = min(i + reach, layers) + 1
+        lifetimes.append(Lifetime(name=f"t{i}", begin=i, end=end, size_bytes=size, alignment_bytes=64))
         if random.random() < 0.2:
             work = 64 * random.randint(1, 500)
-            lifetimes.append(
-                Lifetime(name=f"w{index}", begin=index, end=index + 1, size_bytes=work, alignment_bytes=64)
-            )
+            lifetimes.append(Lifetime(name=f"w{i}", begin=i, end=i + 1, size_bytes=work, alignment_bytes=64))
     return lifetimes

@@ -111,9 +111,7 @@ def test_a_plot_shows_every_buffer_where_it_lies(tmp_path):
     plan = memory.plan(lifetimes)
     plot.write(tmp_path / "a.html", lifetimes, plan)
     chart = plot.figure(lifetimes, plan, "memory")
-    drawn = {
-        row["name"]: (row["begin"], row["end"], row["low"], row["high"]) for row in chart["data"]["values"]
-    }
+    drawn = {r["name"]: (r["begin"], r["end"], r["low"], r["high"]) for r in chart["data"]["values"]}
     assert drawn.keys() == {life.name for life in lifetimes}
     for life in lifetimes:
         low = plan.offsets_bytes[life.name]
@@ -124,12 +122,8 @@ def test_a_plot_shows_every_buffer_where_it_lies(tmp_path):
 def test_a_part_is_an_outline_in_what_it_is_part_of():
     from pimflow.memory.plot import pool_view
 
-    placed = [
-        ("0:whole", 0, 4, 0, 100),
-        ("1:part", 1, 3, 40, 60),
-        ("2:other", 4, 5, 0, 100),
-        ("3:none", 0, 1, 0, 0),
-    ]
+    placed = [("0:whole", 0, 4, 0, 100), ("1:part", 1, 3, 40, 60)]
+    placed += [("2:other", 4, 5, 0, 100), ("3:none", 0, 1, 0, 0)]
     rows = {row["name"]: row for row in pool_view(placed, 100, 100)["data"]["values"]}
     assert rows.keys() == {"0:whole", "1:part", "2:other"}
     assert [rows[name]["label"] for name in rows] == ["whole", "other", ""]
@@ -158,10 +152,8 @@ def test_a_network(capsys):
 def test_batches_of_a_network(capsys):
     """Twice the inferences, twice the bytes: weights lie elsewhere."""
     single, double = network(capsys), network(capsys, "--batch", "2")
-    assert (
-        double["eager_bytes"] == 2 * single["eager_bytes"]
-        and double["lazy_peak_bytes"] == 2 * single["lazy_peak_bytes"]
-    )
+    assert double["eager_bytes"] == 2 * single["eager_bytes"]
+    assert double["lazy_peak_bytes"] == 2 * single["lazy_peak_bytes"]
 
 
 @pytest.mark.long

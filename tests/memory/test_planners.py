@@ -29,9 +29,7 @@ def life(name, begin, end, size_bytes, **fields):
 
 
 def certify(lifetimes, plan, capacities=None):
-    validator.check(
-        lifetimes, plan.offsets_bytes, {pool.memory: pool.pool_bytes for pool in plan.pools}, capacities
-    )
+    validator.check(lifetimes, plan.offsets_bytes, {p.memory: p.pool_bytes for p in plan.pools}, capacities)
 
 
 @settings(max_examples=examples(300))

@@ -158,14 +158,8 @@ def test_pools_before_and_after(graph):
 def test_regions_are_steps():
     def region(name, *inputs, channels):
         shapes = tuple((1, 4) for _ in inputs)
-        return Region(
-            name=name,
-            operator="fc",
-            operators=("fc",),
-            inputs=inputs,
-            input_shapes=shapes,
-            output_shape=(1, channels),
-        )
+        sizes = {"input_shapes": shapes, "output_shape": (1, channels)}
+        return Region(name=name, operator="fc", operators=("fc",), inputs=inputs, **sizes)
 
     regions = (
         *(region(f"wide{i}", "%x", channels=100) for i in range(3)),

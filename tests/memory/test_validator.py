@@ -119,17 +119,12 @@ def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes,
     separate = memory.plan(spread)
     plan = memory.merge_pools(separate)
     ranges = {pool.memory: (pool.begin_bytes, pool.end_bytes) for pool in plan.pools}
-    assert {pool.memory: pool.pool_bytes for pool in plan.pools} == {
-        p.memory: p.pool_bytes for p in separate.pools
-    }
+    assert {p.memory: p.pool_bytes for p in plan.pools} == {p.memory: p.pool_bytes for p in separate.pools}
     region_bytes = [byte for begin, end in ranges.values() for byte in range(begin, end)]
     assert len(region_bytes) == len({*region_bytes}) and all(byte < plan.pool_bytes for byte in region_bytes)
 
     def is_inside(offsets):
-        return all(
-            bytes_of(lifetime, offsets[lifetime.name]) <= {*range(*ranges[lifetime.memory])}
-            for lifetime in spread
-        )
+        return all(bytes_of(t, offsets[t.name]) <= {*range(*ranges[t.memory])} for t in spread)
 
     moved, offset = data.draw(st.sampled_from(spread)), data.draw(st.integers(0, plan.pool_bytes))
     offsets = plan.offsets_bytes | {moved.name: offset}
@@ -146,11 +141,7 @@ def test_regions_of_one_pool_are_certified_and_a_moved_buffer_is_seen(lifetimes,
     ("ranges", "offsets", "message"),
     [
         ({"left": (0, 8), "all": (4, 12)}, {"a": 0, "b": 8}, "'left' and memory 'all' share byte 4"),
-        (
-            {"left": (0, 8), "all": (8, 20)},
-            {"a": 0, "b": 8},
-            "'all' takes bytes 8 to 20, outside of the pool",
-        ),
+        ({"left": (0, 8), "all": (8, 20)}, {"a": 0, "b": 8}, "'all' takes bytes 8 to 20, outside of the"),
         (
             {"left": (0, 8), "all": (8, 16)},
             {"a": 6, "b": 8},

@@ -25,9 +25,5 @@ def rows(page: Path, name: str) -> list[dict[str, str]]:
 def row(page: Path, name: str, **expected: str) -> dict[str, str]:
     """The one row that has certain cells; ``_`` in a title stands for a blank."""
     keys = {title.replace("_", " "): cell for title, cell in expected.items()}
-    (matching_row,) = (
-        table_row
-        for table_row in rows(page, name)
-        if all(table_row[key] == cell for key, cell in keys.items())
-    )
+    (matching_row,) = (r for r in rows(page, name) if all(r[key] == cell for key, cell in keys.items()))
     return matching_row

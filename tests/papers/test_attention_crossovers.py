@@ -14,17 +14,8 @@ from pimflow.placement.costs.attention_runs import CacheWork
 pytestmark = pytest.mark.long
 
 SYSTEM = system(pim="aim-gddr6")
-STEP = Attention(
-    batch=1,
-    heads=16,
-    kv_heads=8,
-    head_size=32,
-    value_size=32,
-    queries=1,
-    keys=128,
-    scale=1.0,
-    positioned=True,
-)
+SIZES = {"head_size": 32, "value_size": 32, "queries": 1, "keys": 128}
+STEP = Attention(batch=1, heads=16, kv_heads=8, scale=1.0, positioned=True, **SIZES)
 
 
 @pytest.fixture

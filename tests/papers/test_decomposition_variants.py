@@ -42,11 +42,7 @@ def forms():
 
 @pytest.mark.parametrize(
     ("widths", "kernel", "height", "ratio"),
-    [
-        ((3, 16, 24, 8, 4), 3, 8, 0.3),
-        ((4, 8, 8, 32, 4), 5, 6, 0.5),
-        ((3, 24, 8, 8, 2), 3, 12, 1.0),
-    ],
+    [((3, 16, 24, 8, 4), 3, 8, 0.3), ((4, 8, 8, 32, 4), 5, 6, 0.5), ((3, 24, 8, 8, 2), 3, 12, 1.0)],
 )
 def test_equations_are_what_the_planner_finds(widths, kernel, height, ratio):
     """They and the planner share nothing: one counts channels, the other the lifetimes of a graph."""
@@ -70,13 +66,11 @@ def test_each_form_takes_no_more_and_runs_in_its_plan(forms):
     assert pools["skip-opt+fusion"] < pools["original, coalesced"] <= pools["original"]
     measured = forms.run(VARIANTS, system(), runs=1)
     assert list(measured) == ["decomposed", *VARIANTS]
-    for name, measurement in measured.items():
-        assert measurement["error"] <= OUTPUT_BOUND["fp32"]
-        assert (
-            measurement["allocated_bytes"] == pools["decomposed, coalesced" if name == "decomposed" else name]
-        )
-        if measurement["peak_bytes"] is not None:
-            assert abs(measurement["peak_bytes"] - measurement["allocated_bytes"]) < NOISE_BYTES
+    for name, row in measured.items():
+        assert row["error"] <= OUTPUT_BOUND["fp32"]
+        assert row["allocated_bytes"] == pools["decomposed, coalesced" if name == "decomposed" else name]
+        if row["peak_bytes"] is not None:
+            assert abs(row["peak_bytes"] - row["allocated_bytes"]) < NOISE_BYTES
 
 
 def test_skip_connections_wait(forms):

@@ -129,14 +129,12 @@ def test_the_first_example_is_what_is_found(ran):
 
 def test_other_conventions_are_what_is_found(ran):
     """Other launches, and the published accounting, timing, loop orders and splits."""
-    search_result, costs = ran.search_result, ran.search_result.costs
+    result, costs = ran.search_result, ran.search_result.costs
     for launch_ns, kind in compare_networks.launches_ns().items():
         launch = f"{launch_ns:g} ns" + (f" ({kind})" if kind else "")
         shown = row(BY_CONVENTION, "launches", PIM_launch=launch)
         if not launch_ns:
-            rerun = search(
-                search_result.graph, replace(search_result.system, pim_launch_ns=launch_ns), costs, Goal()
-            )
+            rerun = search(result.graph, replace(result.system, pim_launch_ns=launch_ns), costs, Goal())
             speedup = rerun.gpu_only.latency_ns / rerun.evaluation.latency_ns
             assert shown[ran.model] == f"{speedup:.3f}x"
     convention = CONVENTIONS[0]

@@ -34,9 +34,7 @@ def test_against_every_assignment(nodes, density, seed):
     for (a, b), matrix in edges.items():
         program.add_edge(a, b, matrix)
     solution = program.solve()
-    best = min(
-        assignment_cost(costs, edges, states) for states in itertools.product(*map(range, map(len, costs)))
-    )
+    best = min(assignment_cost(costs, edges, s) for s in itertools.product(*map(range, map(len, costs))))
     cost = assignment_cost(costs, edges, [solution.states[node] for node in range(nodes)])
     if solution.guesses:
         assert cost >= best - 1e-9

@@ -30,17 +30,15 @@ def crossings():
 
 def test_times_of_a_product_match_the_layer_and_exceed_the_row_bound(crossings):
     gpu, dtype = SYSTEM.gpu, SYSTEM.dtype
-    for crossing in crossings:
-        layer = parse_layer(f"fc:{crossing.tokens}x{crossing.inputs},{crossing.outputs}")
+    for point in crossings:
+        layer = parse_layer(f"fc:{point.tokens}x{point.inputs},{point.outputs}")
         alone = kernel_cost(convolution_kernel(layer, dtype), gpu, dtype=dtype, channels=gpu.memory_channels)
-        assert crossing.gpu_ns == pytest.approx(alone.total_ns, abs=1e-3)
-        weight_bytes = crossing.inputs * crossing.outputs * ELEMENT_BYTES[dtype]
-        least_ns = row_limited_ns(weight_bytes, crossing.tokens, SYSTEM.pim, SYSTEM.pim_channels)
-        assert crossing.pim_ns > least_ns
-        assert crossing.plan_ns <= min(crossing.gpu_ns, crossing.pim_ns) + 1e-3
-        assert 0 <= crossing.pim_share <= 1 and (crossing.pim_share == 0) == (
-            crossing.plan_ns == crossing.gpu_ns
-        )
+        assert point.gpu_ns == pytest.approx(alone.total_ns, abs=1e-3)
+        weight_bytes = point.inputs * point.outputs * ELEMENT_BYTES[dtype]
+        least_ns = row_limited_ns(weight_bytes, point.tokens, SYSTEM.pim, SYSTEM.pim_channels)
+        assert point.pim_ns > least_ns
+        assert point.plan_ns <= min(point.gpu_ns, point.pim_ns) + 1e-3
+        assert 0 <= point.pim_share <= 1 and (point.pim_share == 0) == (point.plan_ns == point.gpu_ns)
 
 
 def test_pim_gains_less_the_more_tokens_share_the_weights(crossings):

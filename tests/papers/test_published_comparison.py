@@ -165,18 +165,11 @@ def test_prices_change_energy_alone(searches, rows):
 
 
 def test_the_page_has_a_place_for_every_table(searches, rows):
-    figures = {
-        "comparison": rows,
-        "energies": energies(searches, ["toy"]),
-        "shares": shares(searches, ["toy"]),
-    }
-    figures["command bounds"] = command_bounds(searches, ["toy"])
-    figures |= {"terms": terms(searches, ["toy"]), "gains": gains(searches, "toy")}
-    figures |= {
-        "GPU side": gpu_side(searches, "toy", 2e5, 20),
-        "sizes": select(rows, configuration="PIMFlow"),
-    }
-    tables = script.tables(json.loads(json.dumps(figures)))
+    parts = {"comparison": rows, "energies": energies(searches, ["toy"]), "shares": shares(searches, ["toy"])}
+    parts["command bounds"] = command_bounds(searches, ["toy"])
+    parts |= {"terms": terms(searches, ["toy"]), "gains": gains(searches, "toy")}
+    parts |= {"GPU side": gpu_side(searches, "toy", 2e5, 20), "sizes": select(rows, configuration="PIMFlow")}
+    tables = script.tables(json.loads(json.dumps(parts)))
     text = script.PAGE.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- (pimflow [^>]*) begin: ", text)) == set(tables)
     for name, table in tables.items():
@@ -193,12 +186,10 @@ def test_small_tiles_are_those_of_layers_of_few_pixels(searches):
     (fc,) = (geometry for geometry in geometries if geometry.pixels == 1)
     orders = target.schedules(fc)
     assert {*small_tile_orders(orders, target.pim.gangs)} <= {*orders} and len(orders) > 1
-    for row in command_bounds(searches, ["toy"]):
-        assert row["small_ns"] <= row["newton_ns"] and (row["faster"] == 0) == (
-            row["small_ns"] == row["newton_ns"]
-        )
-        assert (row["unread_ns"] is None) == (row["timing"] != "strict")
-        assert row["unread_ns"] is None or 0 < row["unread_ns"] < row["newton_ns"]
+    for r in command_bounds(searches, ["toy"]):
+        assert r["small_ns"] <= r["newton_ns"] and (r["faster"] == 0) == (r["small_ns"] == r["newton_ns"])
+        assert (r["unread_ns"] is None) == (r["timing"] != "strict")
+        assert r["unread_ns"] is None or 0 < r["unread_ns"] < r["newton_ns"]
 
 
 def test_means_are_those_of_the_networks(rows):
@@ -208,9 +199,7 @@ def test_means_are_those_of_the_networks(rows):
     table = pimflow_tables.speedups(rows + twin, "paper", "strict")
     mean = next(line for line in table.splitlines() if "geometric mean" in line)
     assert f"/ {2 * paper_rows[0]['speedup']:.3f} |" in mean
-    assert f"/ {4 * paper_rows[0]['speedup']:.3f} |" in next(
-        line for line in table.splitlines() if "most" in line
-    )
+    assert f"/ {4 * paper_rows[0]['speedup']:.3f} |" in next(r for r in table.splitlines() if "most" in r)
 
 
 def test_the_script_prints_and_draws(tmp_path, monkeypatch, capsys):

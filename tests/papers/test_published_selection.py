@@ -78,16 +78,11 @@ def few(problem, count=3):
     """The fastest, the smallest, and some between, of every layer: few enough to try all choices."""
 
     def some(name):
-        all_candidates = problem.table.candidates[name]
+        candidates = problem.table.candidates[name]
         by_size = sorted(
-            all_candidates, key=lambda c: (c.footprint.workspace_bytes + c.footprint.filter_bytes, c.name)
+            candidates, key=lambda c: (c.footprint.workspace_bytes + c.footprint.filter_bytes, c.name)
         )
-        picked = [
-            min(all_candidates, key=problem.time_ns),
-            by_size[0],
-            by_size[len(by_size) // 2],
-            by_size[-1],
-        ]
+        picked = [min(candidates, key=problem.time_ns), by_size[0], by_size[len(by_size) // 2], by_size[-1]]
         return list(dict.fromkeys(c.name for c in picked))[:count]
 
     candidate_names = {name: some(name) for name in problem.table.candidates}
@@ -111,12 +106,10 @@ def test_claims_are_those_of_all_choices(toy, model):
     fast_memory = min(s.memory_bytes for s in sums if s.time_ns == quick.time_ns)
     slower_memory = min(s.memory_bytes for s in sums if s.time_ns <= 1.15 * quick.time_ns)
     # Among the fastest, the program may return one of more memory.
-    reached_memory = row["memory_for_15_percent"] * slower_memory
-    assert round(reached_memory) in {s.memory_bytes for s in sums if s.time_ns == quick.time_ns}
-    assert (
-        row["memory_at_most"] * min_memory == pytest.approx(reached_memory) and reached_memory >= fast_memory
-    )
-    third = [s.time_ns for s in sums if s.memory_bytes <= reached_memory // 3]
+    reached = row["memory_for_15_percent"] * slower_memory
+    assert round(reached) in {s.memory_bytes for s in sums if s.time_ns == quick.time_ns}
+    assert row["memory_at_most"] * min_memory == pytest.approx(reached) and reached >= fast_memory
+    third = [s.time_ns for s in sums if s.memory_bytes <= reached // 3]
     assert (row["time_at_a_third"] is None) == (not third)
     if third:
         assert row["time_at_a_third"] == pytest.approx(min(third) / quick.time_ns)
@@ -128,9 +121,7 @@ def test_claims_are_those_of_all_choices(toy, model):
 
 def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, found):
     problem = restrict_library(toy.problem, "published")
-    families = {
-        PRIMITIVES[c.primitive].family for step in problem.steps if step.chosen for c in step.candidates
-    }
+    families = {PRIMITIVES[c.primitive].family for s in problem.steps if s.chosen for c in s.candidates}
     assert "direct" not in families and {"loops", "windows", "winograd", "mec", "shifted"} <= families
     times = {study.library: study.fastest.sums.time_ns for study in found}
     assert set(times) == set(LIBRARIES) and times["published"] >= times["all"]
@@ -140,19 +131,14 @@ def test_the_published_library_has_no_register_tiles_without_a_workspace(toy, fo
 
 def test_sets_of_families_hold_what_they_say(found):
     added = next(study for study in found if study.problem.memory_model == "sum")
-    allowed_families = {"loops", "direct", "windows", "winograd", "pointwise"}
+    allowed = {"loops", "direct", "windows", "winograd", "pointwise"}
     named = {name: PRIMITIVES[name].family for name in PRIMITIVES} | {None: "loops"}
-    small = replace(
-        added,
-        problem=added.problem.restrict(lambda _, c: named[c.primitive or None] in allowed_families),
-    )
+    small = replace(added, problem=added.problem.restrict(lambda _, c: named[c.primitive or None] in allowed))
     rows = taso_selection.sets_of_families(small)
     used = {f for row in rows for f in row["families"]}
-    assert (
-        used == allowed_families
-        and len(rows) == 2 ** (len(used) - 1) - 1
-        and all("loops" in row["families"] for row in rows)
-    )
+    assert used == allowed
+    assert len(rows) == 2 ** (len(used) - 1) - 1
+    assert all("loops" in row["families"] for row in rows)
     ratios = [row["memory_bytes"] / row["kept_bytes"] for row in rows]
     assert ratios == sorted(ratios, reverse=True) and ratios[-1] >= 1
     largest_set = max(rows, key=lambda row: len(row["families"]))

@@ -22,11 +22,9 @@ def test_training_changes_a_copy_and_is_the_same_again():
     before.CopyFrom(model)
     first, second = (train(model, CLASSES, 2, learning_rate=1e-3, seed=4) for _ in range(2))
     assert model == before and first == second and first != model
-    for retrained_weight, original_weight in zip(
-        first.graph.initializer, model.graph.initializer, strict=True
-    ):
-        moved = np.abs(numpy_helper.to_array(retrained_weight) - numpy_helper.to_array(original_weight)).max()
-        assert 0 < moved <= 2.1e-3, retrained_weight.name  # two steps of Adam
+    for retrained, original_weight in zip(first.graph.initializer, model.graph.initializer, strict=True):
+        moved = np.abs(numpy_helper.to_array(retrained) - numpy_helper.to_array(original_weight)).max()
+        assert 0 < moved <= 2.1e-3, retrained.name  # two steps of Adam
 
 
 def test_a_short_retraining_brings_accuracy_back_and_the_passes_keep_it():

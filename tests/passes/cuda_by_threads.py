@@ -80,9 +80,7 @@ extern "C" int64_t run(void **a) {{
 """
 
 
-def run(
-    source: str, name: str, arrays: Mapping[str, np.ndarray], blocks: int, folder: Path, elements: int
-) -> int:
+def run(source: str, name: str, arrays: Mapping, blocks: int, folder: Path, elements: int) -> int:
     """Run kernel `name` of `source` on `arrays`, by parameter, which it changes.
 
     Returns how often it multiplied fragments.

@@ -114,3 +114,14 @@ def outputs(mod: tvm.IRModule, operands: list[np.ndarray]) -> list[np.ndarray]:
     """What `mod` computes, by the passes that pimflow compiles it with."""
     packed = pack(phases.build(mod, PLAIN_CODE), relax_module.inputs(mod), relax_module.outputs(mod))
     return infer(packed, dict(zip(relax_module.inputs(mod), operands, strict=True)))
+
+
+def exported(function, *operands):
+    """The program of PyTorch whose ``forward`` takes ``x`` and gives ``function(x)``."""
+    import torch
+
+    class Program(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return torch.export.export(Program(), operands)

@@ -54,10 +54,8 @@ def _waves(emit, y):
 
 def _root(emit, y):
     """Infinite of 0, which is what kernels have in channels that only pad a tile."""
-    offsets = relax.const(1 + RNG.random(shape(y)[3], np.float32))
-    return emit(
-        op.rsqrt(emit(op.multiply(emit(op.add(emit(op.power(y, relax.const(2.0))), offsets)), offsets)))
-    )
+    shift = relax.const(1 + RNG.random(shape(y)[3], np.float32))
+    return emit(op.rsqrt(emit(op.multiply(emit(op.add(emit(op.power(y, relax.const(2.0))), shift)), shift))))
 
 
 # Activations as canonical form leaves them; together they have all elementwise operators there are.

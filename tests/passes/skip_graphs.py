@@ -68,25 +68,21 @@ def networks(draw) -> tvm.IRModule:
     """A few decomposed layers, activations, sums and concatenations of whatever is there."""
     graph = SkipGraph(draw(st.integers(2, 4)))
     there = [graph.conv(graph.x, 4, "first")]
-    for index in range(draw(st.integers(3, 7))):
+    for i in range(draw(st.integers(3, 7))):
         kind = draw(st.sampled_from(["layer", "layer", "layer", "add", "concat", "act"]))
         x = there[draw(st.integers(max(0, len(there) - 2), len(there) - 1))]
         if kind == "layer":
-            options = dict(
-                bias=draw(st.booleans()), activation=draw(st.sampled_from(["relu", "sigmoid", ""]))
-            )
-            x = graph.layer(x, draw(st.sampled_from([4, 6])), f"layer{index}", **options)
+            style = dict(bias=draw(st.booleans()), activation=draw(st.sampled_from(["relu", "sigmoid", ""])))
+            x = graph.layer(x, draw(st.sampled_from([4, 6])), f"layer{i}", **style)
         elif kind == "add":
             y = draw(st.sampled_from(there))
             if y.ty.shape[3] != x.ty.shape[3]:
                 continue
-            x = graph.add(x, y, f"add{index}")
+            x = graph.add(x, y, f"add{i}")
         elif kind == "concat":
-            x = graph.concat(
-                [x, *draw(st.lists(st.sampled_from(there), min_size=1, max_size=2))], f"c{index}"
-            )
+            x = graph.concat([x, *draw(st.lists(st.sampled_from(there), min_size=1, max_size=2))], f"c{i}")
         else:
-            x = graph.emit(ACTIVATIONS[draw(st.sampled_from(["relu", "sigmoid"]))](x), f"act{index}")
+            x = graph.emit(ACTIVATIONS[draw(st.sampled_from(["relu", "sigmoid"]))](x), f"act{i}")
         there.append(x)
     last = graph.layer(graph.concat([there[-1], there[0]], "joined"), 3, "last")
     return graph.module(graph.emit(relax.op.nn.relu(last), "result"))

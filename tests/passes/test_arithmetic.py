@@ -98,12 +98,8 @@ def test_matrix_products(first, second, macs):
 )
 def test_einsum(subscripts, shapes, product, operations):
     arithmetic = count(lambda *tensors: op.einsum(relax.Tuple(list(tensors)), subscripts), *shapes)
-    sizes = arithmetic.product and (
-        arithmetic.product.many,
-        arithmetic.product.m,
-        arithmetic.product.n,
-        arithmetic.product.k,
-    )
+    result = arithmetic.product
+    sizes = result and (result.many, result.m, result.n, result.k)
     assert sizes == product
     assert arithmetic.operations == operations
 
@@ -127,11 +123,8 @@ def test_einsum(subscripts, shapes, product, operations):
 def test_operations_of_elements(make, operations, multiplications):
     """Of 5 rows of 64; a softmax: largest, difference, exponential, sum, quotient."""
     arithmetic = count(make, (5, 64))
-    assert (arithmetic.product, arithmetic.operations, arithmetic.multiplications) == (
-        None,
-        operations,
-        multiplications,
-    )
+    assert arithmetic.product is None
+    assert (arithmetic.operations, arithmetic.multiplications) == (operations, multiplications)
 
 
 def test_a_window_costs_an_operation_a_tap():
@@ -148,9 +141,7 @@ def test_regions_of_a_network():
         helper.make_node("MatMul", ["p", "v"], ["z"], "dense"),
     ]
     weights = {"w": np.ones((6, 4, 3), np.float32), "v": np.ones((6, 5), np.float32)}
-    graph = extract_regions(
-        onnx_graph.from_onnx(shaped_model(nodes, {"x": (2, 4, 10)}, weights, ["z"])), "net"
-    )
+    graph = extract_regions(onnx_graph.from_onnx(shaped_model(nodes, {"x": (2, 4, 10)}, weights, ["z"])), "n")
     macs = {region.name: region.macs for region in graph.regions if region.macs}
     assert macs == {"line": 2 * 10 * 6 * 4 * 3, "product": 2 * 6 * 6 * 10, "dense": 12 * 6 * 5}
     assert [region.geometry is None for region in graph.regions if region.macs] == [False, True, False]

@@ -15,8 +15,8 @@ from pimflow.compiler.kernel_checks.check import check_kernel
 from pimflow.compiler.kernel_checks.findings import Fault
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
 from pimflow.compiler.kernel_checks.resources import launch_resources
+from pimflow.core.product_tiles import BlockTile
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
-from pimflow.relay_passes.schedules.product_tiles import BlockTile
 from pimflow.relay_passes.schedules.schedule_tensor_cores import PRODUCT_TILE
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90")
@@ -91,12 +91,7 @@ def test_a_read_before_its_copy_is_finished_is_found(kernel):
 def test_a_copy_needs_a_barrier_after_its_wait(kernel):
     """Its own thread has waited for it, but not the others that read it."""
     nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-    rules = [
-        (
-            tirx.Evaluate,
-            lambda stmt: nothing if "tvm_storage_sync" in str(getattr(stmt, "value", "")) else stmt,
-        )
-    ]
+    rules = [(tirx.Evaluate, lambda s: nothing if "tvm_storage_sync" in str(getattr(s, "value", "")) else s)]
     body = tvm_ffi.structural_map(kernel.lowered.body, rules)
     findings = check_kernel(replace(kernel, lowered=kernel.lowered.with_body(body))).findings
     assert Fault.THREADS_RACE in {finding.fault for finding in findings}

@@ -51,17 +51,6 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(Canonicalise()(after), after)
 
 
-@as_module
-def NoLayers(x: R.Tensor((2, 3), "float32"), y: R.Tensor((3, 2), "float32")):
-    a = R.nn.softmax(x, axis=1)
-    b = R.matmul(a, y)
-    return b
-
-
-def test_nothing_to_do():
-    tvm.ir.assert_structural_equal(Canonicalise()(NoLayers), NoLayers)
-
-
 def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     return {name: rng.uniform(0.5, 1.5, dims).astype(np.float32) for name, dims in shapes.items()}

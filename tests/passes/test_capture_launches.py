@@ -49,11 +49,9 @@ def captured(planned_module: tvm.IRModule, results_apart: bool = True) -> tvm.IR
     return CaptureLaunches()(planner(allocated))
 
 
-def launches(function: relax.Function) -> list[str]:
-    """Kernels that a function calls, and ``graph`` for a run of them."""
-    calls = [
-        b.value for block in function.body.blocks for b in block.bindings if isinstance(b.value, relax.Call)
-    ]
+def launches(func: relax.Function) -> list[str]:
+    """Kernels that a func calls, and ``graph`` for a run of them."""
+    calls = [b.value for block in func.body.blocks for b in block.bindings if isinstance(b.value, relax.Call)]
     names = [call.op.name_hint if isinstance(call.op, tvm.ir.GlobalVar) else "" for call in calls]
     graphs = [CAPTURE in str(call) for call in calls]
     return ["graph" if is_graph else name for name, is_graph in zip(names, graphs) if name or is_graph]
@@ -150,11 +148,9 @@ print(all((result == results[0]).all() for result in results))
 @pytest.mark.long
 def test_a_failed_capture_is_told_once_and_changes_no_value():
     """The inference begins again: the pool no longer has what the run had read."""
-    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
-    assert (
-        done.stderr.count("kernels are launched one by one, not as CUDA graphs: no stream is captured") == 1
-    )
+    end = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=True)
+    assert end.stdout == "True\n"
+    assert end.stderr.count("kernels are launched one by one, not as CUDA graphs: no stream is captured") == 1
 
 
 def test_it_needs_cuda(capsys):

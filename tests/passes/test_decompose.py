@@ -47,10 +47,8 @@ def chains(mod: tvm.IRModule, method: str = "tucker", rule: RankRule | None = No
         g = layer.geometry
         sh, sw = layer.upsampling.scale if layer.upsampling else (1, 1)
         full = max_ranks(method, (g.oc // g.groups // (sh * sw), g.kh * sh, g.kw * sw, g.c // g.groups))
-        layer_rule = rule or RankRule(kind="ranks", ranks=full)
-        decompositions[layer.name] = decompose(
-            layer.name, layer.filters, g, method, layer_rule, layer.upsampling
-        )
+        limit = rule or RankRule(kind="ranks", ranks=full)
+        decompositions[layer.name] = decompose(layer.name, layer.filters, g, method, limit, layer.upsampling)
     return decompositions
 
 

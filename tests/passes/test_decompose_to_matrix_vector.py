@@ -18,7 +18,7 @@ POINTWISE = np.random.default_rng(1).standard_normal((5, 1, 1, 4), np.float32)
 
 
 @as_module
-def MatrixVectorBefore(x: R.Tensor((2, 6, 5, 3), "float32")):
+def MatrixBefore(x: R.Tensor((2, 6, 5, 3), "float32")):
     tall = conv2d_nhwc(x, FILTERS, strides=[2, 1], padding=[1, 0, 2, 1], dilation=[3, 1])
     point = conv2d_nhwc(tall, POINTWISE)
     y = R.nn.relu(point)
@@ -38,21 +38,19 @@ def MatrixVectorExpected(x: R.Tensor((2, 6, 5, 3), "float32")):
 
 
 def test_rewrite():
-    after = DecomposeToMatrixVector()(MatrixVectorBefore)
+    after = DecomposeToMatrixVector()(MatrixBefore)
     tvm.ir.assert_structural_equal(after, MatrixVectorExpected)
-    assert names(after, "matmul") == names(MatrixVectorBefore, "nn.conv2d") == ["tall", "point"]
-    close(MatrixVectorBefore, after)
+    assert names(after, "matmul") == names(MatrixBefore, "nn.conv2d") == ["tall", "point"]
+    close(MatrixBefore, after)
     tvm.ir.assert_structural_equal(DecomposeToMatrixVector()(after), after)
 
 
 def test_only_the_layers_named():
-    after = DecomposeToMatrixVector(["point"])(MatrixVectorBefore)
+    after = DecomposeToMatrixVector(["point"])(MatrixBefore)
     assert names(after, "nn.conv2d") == ["tall"]
     assert names(after, "matmul") == ["point"]
-    close(MatrixVectorBefore, after)
-    tvm.ir.assert_structural_equal(
-        DecomposeToMatrixVector(["absent"])(MatrixVectorBefore), MatrixVectorBefore
-    )
+    close(MatrixBefore, after)
+    tvm.ir.assert_structural_equal(DecomposeToMatrixVector(["absent"])(MatrixBefore), MatrixBefore)
 
 
 # Depthwise, in another layout, and with a filter that is no constant.

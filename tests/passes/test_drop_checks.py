@@ -26,13 +26,8 @@ def chain(nodes: int = NODES) -> onnx.ModelProto:
     chain_nodes.append(helper.make_node("Softmax", [f"t{nodes}"], ["s"], "soft"))
     chain_nodes.append(helper.make_node("Softmax", ["s"], ["y"], "softer"))
     values = np.random.default_rng(0).uniform(0.5, 1, (nodes, 4, 8)).astype(np.float32)
-    return onnx_model(
-        chain_nodes,
-        {"x": [4, 8]},
-        {"y": [4, 8]},
-        {f"w{i}": value for i, value in enumerate(values)},
-        name="chain",
-    )
+    weights = {f"w{i}": value for i, value in enumerate(values)}
+    return onnx_model(chain_nodes, {"x": [4, 8]}, {"y": [4, 8]}, weights, name="chain")
 
 
 def build_and_count(model: onnx.ModelProto) -> tuple[relax.VMExecutable, dict[tuple[int, ...], int]]:
@@ -76,10 +71,7 @@ def test_a_callers_tensor_in_pieces_is_refused():
 def test_views_of_inputs_are_checked():
     """A reshape of an input is the caller's memory under another name."""
     model = onnx_model(
-        [
-            helper.make_node("Flatten", ["x"], ["f"], "flat"),
-            helper.make_node("Softmax", ["f"], ["y"], "soft"),
-        ],
+        [helper.make_node("Flatten", ["x"], ["f"], "flat"), helper.make_node("Softmax", ["f"], ["y"], "s")],
         {"x": [2, 4, 8]},
         {"y": [2, 32]},
     )

@@ -38,9 +38,7 @@ def module(expression) -> tvm.IRModule:
     with builder.function("probe", [x]):
         builder.emit_func_output(builder.emit(expression(relax.const(A), relax.const(B))))
     x = relax.Var("x", builder.get()["probe"].ret_ty)
-    return main_module(
-        [x], lambda builder: relax.op.add(x, builder.emit(expression(relax.const(A), relax.const(B))))
-    )
+    return main_module([x], lambda b: relax.op.add(x, b.emit(expression(relax.const(A), relax.const(B)))))
 
 
 @pytest.mark.long

@@ -53,22 +53,10 @@ def test_a_residual_network():
     graph = regions(residual_network())
     assert [r.name for r in graph.regions] == ["stem", "dw", "project", "grouped", "pool", "fc"]
     assert [r.operator for r in graph.regions] == ["conv2d", "depthwise", "conv2d", "grouped", "mean", "fc"]
-    assert [r.inputs for r in graph.regions] == [
-        ("%x",),
-        ("stem",),
-        ("dw", "stem"),
-        ("project",),
-        ("grouped",),
-        ("pool",),
-    ]
-    assert [r.epilogue.operators for r in graph.regions] == [
-        ("bias", "nn.relu"),
-        ("clip",),
-        ("add",),
-        (),
-        (),
-        ("bias",),
-    ]
+    inputs = [("%x",), ("stem",), ("dw", "stem"), ("project",), ("grouped",), ("pool",)]
+    assert [r.inputs for r in graph.regions] == inputs
+    operators = [("bias", "nn.relu"), ("clip",), ("add",), (), (), ("bias",)]
+    assert [r.epilogue.operators for r in graph.regions] == operators
     assert graph.outputs == ("fc",)
     assert graph.region("stem").prologue == ("permute_dims",)
     assert graph.consumers["stem"] == ("dw", "project")
@@ -81,26 +69,18 @@ def test_a_residual_network():
     assert graph.region("grouped").geometry == ConvGeometry(**grouped)
     assert graph.region("fc").geometry == ConvGeometry(n=2, h=1, w=1, c=6, oc=5)
     assert graph.region("pool").geometry is None
-    assert [r.output_shape for r in graph.regions] == [
-        (2, 9, 8, 4),
-        (2, 9, 8, 4),
-        (2, 9, 8, 4),
-        (2, 3, 8, 6),
-        (2, 6),
-        (2, 5),
-    ]
+    shapes = [(2, 9, 8, 4), (2, 9, 8, 4), (2, 9, 8, 4), (2, 3, 8, 6), (2, 6), (2, 5)]
+    assert [r.output_shape for r in graph.regions] == shapes
     assert [r.kernel.weight_elements for r in graph.regions] == [108 + 4, 12, 16, 36, 0, 30 + 5]
     assert [r.kernel.has_anchor for r in graph.regions] == [True] * 6
 
 
 def test_filters_in_the_order_of_the_im2col_vector():
     """[OC, K] with K over (kh, kw, c): what a program multiplies with."""
-    layer_filters = filters(onnx_graph.from_onnx(residual_network()))
-    assert set(layer_filters) == {"stem", "dw", "project", "grouped", "fc"}
-    np.testing.assert_array_equal(
-        layer_filters["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27)
-    )
-    np.testing.assert_array_equal(layer_filters["fc"], weight(5, 6))
+    rows = filters(onnx_graph.from_onnx(residual_network()))
+    assert set(rows) == {"stem", "dw", "project", "grouped", "fc"}
+    np.testing.assert_array_equal(rows["stem"], weight(4, 3, 3, 3).transpose(0, 2, 3, 1).reshape(4, 27))
+    np.testing.assert_array_equal(rows["fc"], weight(5, 6))
 
 
 def test_the_digest_follows_shapes_and_names_but_not_weights():
@@ -112,12 +92,8 @@ def test_the_digest_follows_shapes_and_names_but_not_weights():
     assert regions(residual_network(stem="root")).digest != digest
 
 
-def check_names(first: str, last: str, activation: str) -> None:
-    nodes = [
-        node("Conv", "x w0 b", "a", first),
-        node("Relu", "a", "r", activation),
-        node("Conv", "r w1", "y", last),
-    ]
+def check_names(first: str, last: str, act: str) -> None:
+    nodes = [node("Conv", "x w0 b", "a", first), node("Relu", "a", "r", act), node("Conv", "r w1", "y", last)]
     weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1), "b": weight(4)}
     graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["y"]))
     assert [r.name for r in graph.regions] == [first, last]
@@ -152,12 +128,8 @@ def conv_pair(first: str, last: str) -> onnx.ModelProto:
 )
 def test_a_layer_goes_on_with_what_its_own_activation_reads_twice(curve, epilogue, prologue):
     """So its kernel does what PIM left undone of that. A SiLU is one operator: it ends the layer before."""
-    nodes = [
-        node("Conv", "x w", "a", "first"),
-        node(curve, "a", "s"),
-        node("Mul", "a s", "m"),
-        node("Conv", "m w", "y", "second"),
-    ]
+    nodes = [node("Conv", "x w", "a", "first"), node(curve, "a", "s")]
+    nodes += [node("Mul", "a s", "m"), node("Conv", "m w", "y", "second")]
     model = shaped_model(nodes, {"x": (1, 16, 8, 8)}, {"w": weight(16, 16, 1, 1)}, ["y"])
     first, second = regions(model).regions
     assert (first.kernel.fusible_inputs, second.kernel.fusible_inputs) == ((), (0,))
@@ -190,12 +162,8 @@ def test_a_last_layer_without_weights_keeps_its_name(op):
 
 
 def test_several_results():
-    nodes = [
-        node("Conv", "x w0", "a"),
-        node("Relu", "a", "r"),
-        node("Conv", "r w1", "b"),
-        node("GlobalAveragePool", "r", "c"),
-    ]
+    nodes = [node("Conv", "x w0", "a"), node("Relu", "a", "r")]
+    nodes += [node("Conv", "r w1", "b"), node("GlobalAveragePool", "r", "c")]
     weights = {"w0": weight(4, 3, 1, 1), "w1": weight(4, 4, 1, 1)}
     graph = regions(shaped_model(nodes, {"x": (1, 3, 4, 4)}, weights, ["b", "c"]))
     assert {r.name for r in graph.regions} >= {"a", "b", "c"}
@@ -252,10 +220,7 @@ def test_a_layer_without_a_name_is_the_region_that_its_program_computes():
 
 def test_weights_that_are_looked_up_are_read_by_their_product():
     """One kernel reads the rows that it is asked for, once, and stores none of them."""
-    nodes = [
-        node("Gather", "weights number", "chosen"),
-        node("MatMul", "x chosen", "product"),
-    ]
+    nodes = [node("Gather", "weights number", "chosen"), node("MatMul", "x chosen", "product")]
     inputs = {"x": (1, 1, 6), "number": (1,)}
     model = shaped_model(nodes, inputs, {"weights": weight(5, 6, 4)}, ["product"])
     model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.INT64

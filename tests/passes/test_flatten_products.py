@@ -123,9 +123,7 @@ def step(kind: str, choice: int, seed: int, x: relax.Var, values: list[relax.Var
         "relu": lambda: op.nn.relu(x),
         "gelu": lambda: op.nn.gelu(x),
         "norm": lambda: op.nn.layer_norm(x, constant(width), constant(width, seed=9), [-1]),
-        "add": lambda: op.add(
-            x, [value for value in values if shape(value) == shape(x)][0 if choice < 4 else -1]
-        ),
+        "add": lambda: op.add(x, [v for v in values if shape(v) == shape(x)][0 if choice < 4 else -1]),
         "turn": lambda: op.permute_dims(x, [*range(rank - 2), rank - 1, rank - 2]),
         "reshape": lambda: op.reshape(x, (1, *shape(x)) if rank < 4 else (-1, width)),
         "clip": lambda: op.clip(x, -1, 1),

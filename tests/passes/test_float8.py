@@ -14,10 +14,8 @@ from pimflow.errors import UnsupportedOpError
 KINDS = ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
 # All numbers of fp16, infinities and NaN; numbers that fp16 lacks; some that only fp32 has, beside ties.
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-SINGLES = np.array(
-    [1e6, -1e6, 464.0001, 464, 2.0**-10 * (1 + 2**-20), 2.0**-17, -1e-9, 240.0001, 61440, 1e38]
-)
-NUMBERS = np.concatenate([HALVES, SINGLES.astype(np.float32)])
+SINGLE = np.array([1e6, -1e6, 464.0001, 464, 2.0**-10 * (1 + 2**-20), 2.0**-17, -1e-9, 240.0001, 61440, 1e38])
+NUMBERS = np.concatenate([HALVES, SINGLE.astype(np.float32)])
 
 
 def model(nodes, dims, weights=(), opset=21):

@@ -25,11 +25,7 @@ def conv(builder, x, layout="NCHW", kernel=(3, 3), seed=0, **attributes):
     filters = {"NCHW": "OIHW", "NHWC": "OHWI"}[layout]
     weights = np.random.default_rng(seed).standard_normal([dims[axis] for axis in filters])
     call = relax.op.nn.conv2d(
-        x,
-        relax.const(weights.astype(np.float32)),
-        data_layout=layout,
-        kernel_layout=filters,
-        **attributes,
+        x, relax.const(weights.astype(np.float32)), data_layout=layout, kernel_layout=filters, **attributes
     )
     return builder.emit(call)
 

@@ -150,9 +150,7 @@ CASES = {
         **{"K": 32, "N": 4, "bits": 4, "block_size": 16},
     ),
     "FeatureVectorizer": lambda: case(
-        *("FeatureVectorizer", "x z", ROWS | {"z": floats(5, 2)}),
-        domain=LEARNING,
-        inputdimensions=[4, 2],
+        *("FeatureVectorizer", "x z", ROWS | {"z": floats(5, 2)}), domain=LEARNING, inputdimensions=[4, 2]
     ),
     "LabelEncoder": lambda: case(
         *("LabelEncoder", "x", {"x": np.array([1, 2, 7])}),
@@ -297,14 +295,8 @@ def test_regression_by_trees(seed, aggregate):
     has_nan = seed % 2 == 0
     if has_nan:
         attrs["nodes_modes"] = ["LEAF" if mode == "LEAF" else "BRANCH_LT" for mode in attrs["nodes_modes"]]
-    model, inputs = case(
-        "TreeEnsembleRegressor",
-        "x",
-        whole_rows(seed, has_nan),
-        domain=LEARNING,
-        base_values=[0.5, 0],
-        **attrs,
-    )
+    attrs |= {"domain": LEARNING, "base_values": [0.5, 0]}
+    model, inputs = case("TreeEnsembleRegressor", "x", whole_rows(seed, has_nan), **attrs)
     is_close(*expanded(model), inputs)
 
 
@@ -361,11 +353,8 @@ def test_trees_of_opset_5():
 
 def test_trees_whose_edges_are_wrong():
     """In a circle, to nowhere, and a deep one whose matrix would be too large."""
-    chain = {
-        "nodes_featureids": [0] * 9000,
-        "nodes_trueleafs": [0] * 8999 + [1],
-        "nodes_falseleafs": [1] * 9000,
-    }
+    chain = {"nodes_featureids": [0] * 9000}
+    chain |= {"nodes_trueleafs": [0] * 8999 + [1], "nodes_falseleafs": [1] * 9000}
     chain |= {"nodes_truenodeids": [*range(1, 9000), 0], "nodes_falsenodeids": [0] * 9000, "tree_roots": [0]}
     chain["nodes_modes"] = numpy_helper.from_array(np.zeros(9000, "uint8"))
     chain["nodes_splits"] = numpy_helper.from_array(np.zeros(9000, "float32"))

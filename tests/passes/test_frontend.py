@@ -12,7 +12,7 @@ from onnx import helper
 from onnx_models import onnx_model
 
 from pimflow import frontend, zoo
-from pimflow.errors import ModelError, UnknownNameError, UnsupportedOpError
+from pimflow.errors import UnsupportedOpError
 from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.flat import main_bindings, operator
 from pimflow.relay_passes.regions.extract_regions import extract_regions
@@ -91,32 +91,7 @@ def test_axes_counted_from_the_end(nodes):
 # ---- what the importer cannot do as it stands ----
 
 
-def test_a_condition_that_is_constant():
-    value = helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, (1, 4, 4, 4))
-    branches = {
-        f"{name}_branch": helper.make_graph([helper.make_node(op, ["a"], ["b"])], name, [], [value])
-        for name, op in (("then", "Relu"), ("else", "Neg"))
-    }
-    choice = helper.make_node("If", ["yes"], ["y"], "choice", **branches)
-    matches_onnx_runtime(shaped_model([CONV, choice], SHAPES, WEIGHTS | {"yes": np.array(True)}, ["y"]))
-
-
 # ---- what cannot be imported ----
-
-
-def test_what_the_importer_trips_over_is_one_line(capfd):
-    model = shaped_model([node("Conv", "x w", "y", group=2)], SHAPES, WEIGHTS, [])
-    model.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 4, 4, 4)))
-    with pytest.raises(ModelError, match=r"model 'net': Conv of node 'y.node' cannot be imported") as caught:
-        onnx_graph.from_onnx(model)
-    assert len(str(caught.value).splitlines()) == 1
-    assert capfd.readouterr().out == ""
-
-
-def test_a_network_that_only_looks_at_its_inputs_copies_them():
-    mod = onnx_graph.from_onnx(shaped_model([node("Identity", "x", "y")], SHAPES, {}, ["y"]))
-    (region,) = extract_regions(mod, "views").regions
-    assert not region.is_view and region.output_elements == np.prod(SHAPES["x"])
 
 
 @pytest.mark.long
@@ -228,11 +203,6 @@ def test_steps_of_a_layer_have_its_name():
     model = shaped_model([node("LpNormalization", "x", "y", axis=1)], SHAPES, {}, ["y"])
     names = [region.name for region in extract_regions(onnx_graph.from_onnx(model)).regions]
     assert names and all(name.startswith(("y.node", "y_node")) for name in names)
-
-
-def test_an_unknown_network_lists_near_ones():
-    with pytest.raises(UnknownNameError, match=r"unknown model 'mobilenet'; did you mean mobilenet-v2"):
-        frontend.load("mobilenet")
 
 
 def test_a_network_stays_as_it_was_given():

@@ -134,7 +134,6 @@ def test_rewrite(before, expected):
     after = GroupKernels()(before)
     tvm.ir.assert_structural_equal(after, expected)
     tvm.ir.assert_structural_equal(GroupKernels()(after), after)
-    runs_alike(before)
 
 
 @as_module

@@ -46,7 +46,5 @@ def test_a_constant_divisor_of_zero_is_refused(kind):
     info = [helper.make_tensor_value_info(name, TensorProto.INT32, [2]) for name in "xy"]
     divisor = numpy_helper.from_array(np.array([2, 0], np.int32), "z")
     model = helper.make_model(helper.make_graph([node], "net", info[:1], info[1:], [divisor]))
-    with pytest.raises(
-        ModelError, match=f"model 'net': {kind} 'halves' divides integers by 'z', which has a 0"
-    ):
+    with pytest.raises(ModelError, match=f"model 'net': {kind} 'halves' divides integers by 'z', which has"):
         frontend.load(model)

@@ -127,10 +127,8 @@ def dequantised_network(activation: str, zero: np.ndarray, per_output: bool) -> 
         helper.make_node("Gemm", ["f.d", "m.d"], ["y"], "fc"),
         *nodes["y"],
     ]
-    constants = {"s": np.float32(0.03), "t": np.float32(0.05)} | weights
-    return zoo.load_model(
-        onnx_model(model_nodes, {"x": [1, 8, 6, 6]}, {"result": None}, constants, name="dequantised")
-    )
+    stored = {"s": np.float32(0.03), "t": np.float32(0.05)} | weights
+    return zoo.load_model(onnx_model(model_nodes, {"x": [1, 8, 6, 6]}, {"result": None}, stored, name="net"))
 
 
 @pytest.mark.parametrize(

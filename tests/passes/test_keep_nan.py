@@ -64,11 +64,8 @@ def test_clamps(name, dtype):
     operator, expected = UNARY[name]
     if dtype == "int32" and "below" in name:
         pytest.skip("no integer is infinite")
-    x = (
-        np.array([5, -7, 0, 1, -1, 100, -100, 6]).astype(dtype)
-        if dtype == "int32"
-        else NOT_FINITE.astype(dtype)
-    )
+    values = np.array([5, -7, 0, 1, -1, 100, -100, 6]) if dtype == "int32" else NOT_FINITE
+    x = values.astype(dtype)
     variable = relax.Var("x", relax.TensorType(x.shape, dtype))
     y = computed([variable], operator(variable), [x])
     np.testing.assert_array_equal(y, expected(x).astype(dtype))

@@ -30,20 +30,6 @@ def require(plain):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("heads", "context", "dtype"), [(5, 17, "fp16"), (2, 2, "fp32")])
-def test_kernels_of_a_decoder(heads, context, dtype):
-    """In fp32, padded rows of DLight's products were stored over those of the next head."""
-    require(kernel_cases.decoder_kernels(heads, context, dtype))
-
-
-@pytest.mark.long
-def test_kernels_of_fused_groups():
-    plain = kernel_cases.planned_kernels("toy", "fp16", fuse=True, modes="gpu")
-    assert plain.groups
-    require(plain)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["im2row-cuda-hwc-64x64", "pointwise-cuda-hwc-64x64", "depthwise-cuda-hwc-8x32"]
 )
@@ -79,7 +65,10 @@ def test_any_reduction(rows, columns, dtype):
 @pytest.mark.long
 @settings(max_examples=examples(4))
 @given(st.integers(1, 8), st.integers(1, 40), DTYPES)
+@example(5, 17, "fp16")
+@example(2, 2, "fp32")
 def test_any_attention(heads, context, dtype):
+    """In fp32, padded rows of DLight's products were stored over those of the next head."""
     require(kernel_cases.decoder_kernels(heads, context, dtype))
 
 

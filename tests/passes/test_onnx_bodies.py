@@ -40,11 +40,7 @@ FAMILIES = {
 def test_bodies(operator):
     # The tests of an operator are made where its module is imported; those of all take seconds.
     importlib.import_module(f"{node.__name__}.{operator.lower()}")
-    chosen = [
-        test
-        for test in node._NodeTestCases
-        if FAMILIES[operator] in test.name and "expanded" not in test.name
-    ]
+    chosen = [t for t in node._NodeTestCases if FAMILIES[operator] in t.name and "expanded" not in t.name]
     assert chosen
     for test in chosen:
         model, [(inputs, expected)] = constants_model(test.model, test.data_sets[0])

@@ -37,9 +37,7 @@ def reasons(mod, **options) -> dict[str, str]:
 
 def test_reasons():
     reason_by_layer = reasons(Inputs)
-    assert set(reason_by_layer) == {"given", "first", "second", "after_move", "part", "whole"}, (
-        "they pad rows"
-    )
+    assert set(reason_by_layer) == {"given", "first", "second", "after_move", "part", "whole"}, "pad rows"
     assert reason_by_layer["first"] == reason_by_layer["whole"] == ""
     assert "input of the network" in reason_by_layer["given"]
     assert "between the zeros of 'first'" in reason_by_layer["second"]

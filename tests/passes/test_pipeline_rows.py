@@ -203,10 +203,8 @@ def test_any_run_gives_the_same_bits_and_computes_no_row_twice(case):
         for binding in main_bindings(before)
         if operator(binding.value) == "nn.conv2d"
     }
-    assert (
-        all(rows[name] <= original_rows[name] for name in rows)
-        and rows[run.regions[-1]] == original_rows[run.regions[-1]]
-    )
+    assert all(rows[name] <= original_rows[name] for name in rows)
+    assert rows[run.regions[-1]] == original_rows[run.regions[-1]]
 
 
 @settings(max_examples=examples(24))

@@ -45,9 +45,7 @@ def test_other_slopes_are_left():
     ir.assert_structural_equal(PlainActivations()(before), before)
 
 
-def spell_gelu(
-    emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1.0, root=ROOT
-):
+def spell_gelu(emit, x, order=(0, 1, 2), grouped=True, swapped=(), divided=True, half=0.5, one=1, root=ROOT):
     """A GELU of `x` in the operators of exporters: its factors in any order, its operands swapped or not."""
     const = lambda value: relax.const(value, "float32")  # noqa: E731
     pair = lambda name, a, b: (b, a) if name in swapped else (a, b)  # noqa: E731
@@ -60,12 +58,7 @@ def spell_gelu(
 
 
 @settings(max_examples=examples(8), deadline=None)
-@given(
-    st.permutations([0, 1, 2]),
-    st.booleans(),
-    st.sets(st.sampled_from(["in", "one"])),
-    st.booleans(),
-)
+@given(st.permutations([0, 1, 2]), st.booleans(), st.sets(st.sampled_from(["in", "one"])), st.booleans())
 def test_however_a_gelu_is_spelled_it_is_one(order, grouped, swapped, divided):
     before = module(lambda emit, x: spell_gelu(emit, x, order, grouped, swapped, divided))
     after = PlainActivations()(before)

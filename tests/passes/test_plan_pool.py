@@ -185,12 +185,7 @@ CASES = [
     ("an input", lambda b, x: concatenate(b, x, relu(b, x)), [], "an input or a constant"),
     ("twice", lambda b, x: concatenate(b, *[relu(b, x)] * 2), [], "two places"),
     ("channels", lambda b, x: concatenate(b, relu(b, x), relu(b, x), axis=3), [], "not contiguous"),
-    (
-        "a part of another",
-        lambda b, x: concatenate(b, rows(b, relu(b, x), 0, 2), relu(b, x)),
-        ["part"],
-        "another name",
-    ),
+    ("a part", lambda b, x: concatenate(b, rows(b, relu(b, x), 0, 2), relu(b, x)), ["part"], "another name"),
 ]
 
 
@@ -299,10 +294,8 @@ def test_which_results_overwrite(make, count):
 def test_a_kernel_that_overwrites_promises_nothing_about_aliases():
     mod = allocate(graph(lambda b, x: add(b, conv(b, x), pool(b, x))))
     after = PlanPool(lambda liveness: plan(liveness.lifetimes))(mod)
-    noalias_flags = [
-        bool(f.attrs["tirx.noalias"]) for gv, f in after.functions_items() if gv.name_hint != "main"
-    ]
-    assert sorted(noalias_flags) == [False, True]
+    flags = [bool(f.attrs["tirx.noalias"]) for gv, f in after.functions_items() if gv.name_hint != "main"]
+    assert sorted(flags) == [False, True]
 
 
 # ---- PlanPool ----
@@ -328,12 +321,8 @@ def test_plan_pool_rewrites_every_allocation():
     after = PlanPool(stack_lifetimes)(before)
     kinds = [operator(b.value) for block in after["main"].body.blocks for b in block.bindings]
     assert kinds.count("memory.alloc_storage") == 1 and "builtin.alloc_tensor" not in kinds
-    tensors = [
-        b.value
-        for block in after["main"].body.blocks
-        for b in block.bindings
-        if operator(b.value) == "memory.alloc_tensor"
-    ]
+    values = [b.value for block in after["main"].body.blocks for b in block.bindings]
+    tensors = [value for value in values if operator(value) == "memory.alloc_tensor"]
     assert [int(call.args[1].value) for call in tensors] == [0, 4 * 4 * 8 * 4]
 
 

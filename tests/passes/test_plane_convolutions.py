@@ -27,15 +27,8 @@ def chain(emit, x):
     """A convolution, a normalisation, an activation, a pool, and a sum of two convolutions."""
     op = relax.op
     y = emit(op.add(emit(conv1d(x, padding=1)), random_constant(1, 8, 1)))
-    y = emit(
-        op.nn.batch_norm(
-            y,
-            *(random_constant(8) for _ in range(3)),
-            relax.const(np.full(8, 0.5, "float32")),
-            1,
-            training=False,
-        )
-    )
+    parts = (*(random_constant(8) for _ in range(3)), relax.const(np.full(8, 0.5, "float32")))
+    y = emit(op.nn.batch_norm(y, *parts, 1, training=False))
     y = emit(op.nn.relu(emit(relax.TupleGetItem(y, 0))))
     y = emit(op.nn.max_pool1d(y, 2, 2))
     pair = [emit(op.nn.conv1d(y, random_constant(4, 8, 1))) for _ in range(2)]

@@ -40,10 +40,8 @@ def module(body) -> tvm.IRModule:
 
 def biases(mod: tvm.IRModule) -> int:
     """Additions of a constant."""
-    return sum(
-        operator(b.value) == "add" and isinstance(b.value.args[1], tvm.ir.GenericConst)
-        for b in main_bindings(mod)
-    )
+    values = (b.value for b in main_bindings(mod))
+    return sum(operator(v) == "add" and isinstance(v.args[1], tvm.ir.GenericConst) for v in values)
 
 
 def close(before: tvm.IRModule, after: tvm.IRModule) -> bool:

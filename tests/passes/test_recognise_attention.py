@@ -109,13 +109,8 @@ def test_a_cache_of_any_size_is_found():
         scores = builder.emit(op.nn.softmax(builder.emit(op.matmul(q, turned)), axis=-1))
         return op.matmul(scores, builder.emit(op.permute_dims(v, [0, 2, 1, 3])))
 
-    (attention,) = attention_calls(RecogniseAttention()(main_module([q, k, v], network)))
-    assert (attention.batch, attention.heads, attention.kv_heads, attention.keys) == (
-        batch,
-        heads,
-        heads,
-        keys,
-    )
+    (call,) = attention_calls(RecogniseAttention()(main_module([q, k, v], network)))
+    assert (call.batch, call.heads, call.kv_heads, call.keys) == (batch, heads, heads, keys)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -92,12 +92,7 @@ def test_products_in_8_bits():
         **{name: np.array([0, 3], "int8") for name in ("wz", "rz")},
     }
     node = helper.make_node(
-        *(
-            "DynamicQuantizeLSTM",
-            ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"],
-            ["y"],
-            "layer",
-        ),
+        *("DynamicQuantizeLSTM", ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"], ["y"], "lstm"),
         domain="com.microsoft",
         hidden_size=HIDDEN,
         direction="bidirectional",

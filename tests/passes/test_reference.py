@@ -66,10 +66,8 @@ def test_weights_drawn_where_they_are_kept_are_those_of_the_model():
         t.name: numpy_helper.to_array(t).tobytes() for t in full_model.graph.initializer
     }
     inputs = network.example_inputs()
-    for y, expected in zip(
-        network.reference(inputs), onnx_runtime.reference(full_model)(inputs), strict=True
-    ):
-        np.testing.assert_array_equal(y, expected)
+    for y, right in zip(network.reference(inputs), onnx_runtime.reference(full_model)(inputs), strict=True):
+        np.testing.assert_array_equal(y, right)
 
 
 def test_what_onnx_runtime_lacks_is_evaluated_by_the_standard():

@@ -51,14 +51,9 @@ def registers_outside(body: tirx.Stmt) -> list[tirx.Buffer]:
                 stmt.body, [(tirx.AllocBuffer, lambda allocation: inside.append(allocation.buffer))]
             )
 
-    visitors = [
-        (tirx.AttrStmt, launch),
-        (tirx.AllocBuffer, lambda allocation: outer.append(allocation.buffer)),
-    ]
+    visitors = [(tirx.AttrStmt, launch), (tirx.AllocBuffer, lambda a: outer.append(a.buffer))]
     tvm_ffi.structural_walk(body, visitors)
-    return [
-        b for b in outer if b.scope() == "local" and not any(b.same_as(allocation) for allocation in inside)
-    ]
+    return [b for b in outer if b.scope() == "local" and not any(b.same_as(a) for a in inside)]
 
 
 SCANS = [(relax.op.cumsum, axis, exclusive) for axis in (0, 1, 2) for exclusive in (False, True)]

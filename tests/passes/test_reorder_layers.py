@@ -23,7 +23,7 @@ CHANNELS = 16
 
 
 @as_module
-def ThreeBranches(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
+def Branches(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2, 1, 1, 2), "float32")):
     left = R.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="OHWI")
     active = R.nn.relu(left)
     right = R.nn.max_pool2d(x, layout="NHWC")
@@ -44,13 +44,11 @@ def ThreeBranchesReordered(x: R.Tensor((1, 4, 4, 2), "float32"), w: R.Tensor((2,
 
 def test_rewrite():
     order = ["last", "right", "left", "y"]
-    after = ReorderLayers(order)(ThreeBranches)
+    after = ReorderLayers(order)(Branches)
     tvm.ir.assert_structural_equal(after, ThreeBranchesReordered)
     tvm.ir.assert_structural_equal(ReorderLayers(order)(after), after)
-    tvm.ir.assert_structural_equal(
-        ReorderLayers(["left", "right", "last", "y"])(ThreeBranches), ThreeBranches
-    )
-    assert same_bits(ThreeBranches, after)
+    tvm.ir.assert_structural_equal(ReorderLayers(["left", "right", "last", "y"])(Branches), Branches)
+    assert same_bits(Branches, after)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_rewrite():
 )
 def test_what_is_no_order_is_refused(order, says):
     with pytest.raises(UsageError, match=says):
-        ReorderLayers(order)(ThreeBranches)
+        ReorderLayers(order)(Branches)
 
 
 def test_what_would_change_kernels_waits():
@@ -98,10 +96,8 @@ def networks(draw) -> tvm.IRModule:
                 elif kind == "concat" and rows < 32:
                     value = relax.op.concat([first, second], axis=1)
                 elif kind == "slice" and rows > 2:
-                    begin = draw(st.sampled_from([0, rows // 2]))
-                    value = relax.op.strided_slice(
-                        first, [1], [begin], [begin + rows // 2], assume_inbound=True
-                    )
+                    low = draw(st.sampled_from([0, rows // 2]))
+                    value = relax.op.strided_slice(first, [1], [low], [low + rows // 2], assume_inbound=True)
                 else:
                     value = relax.op.add(first, second)
                 values.append(builder.emit(value, name_hint=f"t{index}"))
@@ -125,14 +121,12 @@ def forward(mod: tvm.IRModule, graph) -> dict[str, tuple[str, ...]]:
 def test_any_order_has_the_same_regions(mod, draw):
     graph = extract_regions(mod)
     required = forward(mod, graph)
-    remaining = {region.name: region for region in graph.regions}
+    todo = {region.name: region for region in graph.regions}
     order: list[str] = []
-    while remaining:
-        ready = [
-            n for n, r in remaining.items() if remaining.keys().isdisjoint({*r.inputs, *required.get(n, ())})
-        ]
+    while todo:
+        ready = [n for n, r in todo.items() if todo.keys().isdisjoint({*r.inputs, *required.get(n, ())})]
         order.append(draw.choice(ready))
-        del remaining[order[-1]]
+        del todo[order[-1]]
     after = ReorderLayers(order)(mod)
     relax.analysis.well_formed(after)  # raises
     # Which region reads a tensor first, and may take over what PIM left undone of it, depends on the order.

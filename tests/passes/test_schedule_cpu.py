@@ -265,11 +265,6 @@ def test_rewrite():
     keeps_bits(CpuScheduleBefore)
 
 
-def test_what_is_scheduled_stays():
-    mod = tvm.IRModule({"total": CpuScheduleBefore["total"].with_attr("tirx.is_scheduled", True)})
-    tvm.ir.assert_structural_equal(ScheduleCpu()(mod), mod)
-
-
 def test_what_is_no_plain_nest_stays():
     """A pool whose windows differ has a reduction inside of a block, and a sort is a call."""
     for name in ("adaptive pool", "sort"):

@@ -24,12 +24,12 @@ from tvm.support import nvcc
 
 from pimflow import frontend
 from pimflow.core.blocks import KernelLimits
+from pimflow.core.product_tiles import BlockTile, ProductShape, fastest_tile
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.kernels.group_kernels import GroupKernels
 from pimflow.relay_passes.kernels.store_half import StoreHalf
 from pimflow.relay_passes.regions import kernel_groups
 from pimflow.relay_passes.schedules.loops import nodes, reduction_axes
-from pimflow.relay_passes.schedules.product_tiles import BlockTile, ProductShape, fastest_tile
 from pimflow.relay_passes.schedules.rotated_rows import ROTATED_BYTES, is_row_by_matrix
 from pimflow.relay_passes.schedules.schedule_gpu import Depthwise, Reduce, ScheduleGpu
 from pimflow.relay_passes.schedules.schedule_tensor_cores import TensorCores
@@ -348,11 +348,6 @@ def test_rewrite():
     tvm.ir.assert_structural_equal(after, GpuScheduleExpected)
     tvm.ir.assert_structural_equal(schedule_gpu(after), after)
     same_values(GpuScheduleBefore["total"], Reduce())
-
-
-def test_what_is_scheduled_stays():
-    mod = tvm.IRModule({"total": GpuScheduleBefore["total"].with_attr("tirx.is_scheduled", True)})
-    tvm.ir.assert_structural_equal(schedule_gpu(mod), mod)
 
 
 def test_no_schedule_is_an_error():

@@ -25,11 +25,8 @@ from pimflow.relay_passes.schedules.schedule_gpu import ScheduleGpu
 
 def network(emit, x):
     """A window, a residual, a depthwise and a 1x1 layer, and a product."""
-    y = emit(
-        op.nn.relu(
-            emit(op.add(emit(convolution(x, constant(32, 3, 3, 16), padding=1)), constant(1, 1, 1, 32)))
-        )
-    )
+    y = emit(convolution(x, constant(32, 3, 3, 16), padding=1))
+    y = emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, 32)))))
     z = emit(convolution(y, constant(32, 3, 3, 32), padding=1))
     z = emit(op.clip(emit(op.add(z, y)), 0, 6))
     z = emit(convolution(z, constant(32, 3, 3, 1), padding=1, groups=32, strides=2))
@@ -88,11 +85,8 @@ def test_blocks_stay_between_layers():
     """Through a bias, a residual and clamps; the depthwise layer has no primitive in blocks."""
 
     def blocks(emit, x):
-        y = emit(
-            op.nn.relu(
-                emit(op.add(emit(convolution(x, constant(32, 3, 3, 16), padding=1)), constant(1, 1, 1, 32)))
-            )
-        )
+        y = emit(convolution(x, constant(32, 3, 3, 16), padding=1))
+        y = emit(op.nn.relu(emit(op.add(y, constant(1, 1, 1, 32)))))
         z = emit(op.add(emit(convolution(y, constant(32, 1, 1, 32))), y))
         return emit(convolution(emit(op.clip(z, 0, 6)), constant(16, 1, 1, 32)))
 
@@ -119,33 +113,24 @@ def test_what_is_not_chosen_stays():
 
 
 @pytest.mark.parametrize(
-    "first",
-    long_but(
-        [],
-        ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"],
-    ),
+    "first", long_but([], ["winograd-2d-f2", "winograd-2d-f4", "implicit-gemm", "im2row", "direct"])
 )
 def test_kernels_for_a_gpu(first):
     """Values with the threads one after the other; what is fused behind a primitive is in its last launch."""
     mod, cuda = graph(network, (1, 14, 14, 16)), target_by_name("cuda+pim")
     preferred = [f"{first}-cuda", "pointwise-cuda", "depthwise-cuda", "implicit-gemm-cuda"]
-    phases = [
-        SelectPrimitives(choose_primitives(mod, *preferred)),
-        *pipeline.kernel_phases(cuda, "fp32"),
-        ScheduleGpu(),
-    ]
+    phases = [SelectPrimitives(choose_primitives(mod, *preferred))]
+    phases += [*pipeline.kernel_phases(cuda, "fp32"), ScheduleGpu()]
     with cuda:
         after = tvm.transform.Sequential(phases)(mod)
     kernels = {gv: f for gv, f in after.functions_items() if isinstance(f, tirx.PrimFunc)}
     for gv, function in kernels.items():
         after[gv] = one_after_the_other(function.with_attr("global_symbol", gv.name_hint))
     x = np.random.default_rng(0).standard_normal((1, 14, 14, 16), np.float32)
-    result = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](
-        tvm.runtime.tensor(x)
-    ).numpy()
+    got = relax.VirtualMachine(tvm.compile(after, "llvm"), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
     (expected,) = run(mod, x)
     assert len(kernels) == 5
-    assert np.abs(result - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_an_operator_of_a_gpu_stays_one():

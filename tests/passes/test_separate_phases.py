@@ -76,9 +76,7 @@ def test_the_form_is_that_of_subpixel_convolutions():
         )
 
     mod = relax.transform.CanonicalizeBindings()(graph(network, (1, 5, 6, 6)))
-    subpixel = LAYER_ROLES.attach(SubpixelConvolution()(mod), {"lconv": "lconv", "fconv": "fconv"})
-    (lconv,) = (
-        b for b in main_bindings(subpixel) if operator(b.value) == "nn.conv2d" and b.var.name == "lconv"
-    )
-    assert layer_name(subpixel, lconv.var) == "lconv"
-    assert len(activation_chains(SeparatePhases()(subpixel))) == 4
+    after = LAYER_ROLES.attach(SubpixelConvolution()(mod), {"lconv": "lconv", "fconv": "fconv"})
+    (lconv,) = (b for b in main_bindings(after) if operator(b.value) == "nn.conv2d" and b.var.name == "lconv")
+    assert layer_name(after, lconv.var) == "lconv"
+    assert len(activation_chains(SeparatePhases()(after))) == 4

@@ -45,10 +45,8 @@ def types(mod: tvm.IRModule) -> list[str]:
     return [str(v.ty.dtype) for v in variables if isinstance(v.ty, relax.TensorType)]
 
 
-def close(result: np.ndarray, expected: np.ndarray) -> bool:
-    return result.dtype == expected.dtype and bool(
-        np.abs(result - expected).max() <= 2e-3 * np.abs(expected).max()
-    )
+def close(result: np.ndarray, right: np.ndarray) -> bool:
+    return result.dtype == right.dtype and bool(np.abs(result - right).max() <= 2e-3 * np.abs(right).max())
 
 
 # ---- the rewrite ----
@@ -219,12 +217,10 @@ def plan_on_pim() -> tvm.IRModule:
     geometries = {region.name: region.geometry for region in extract_regions(mod).regions}
 
     def program(name: str, rows: int) -> PimProgram:
-        geometry = geometries[name]
-        schedule = schedules(geometry, newton, "fp16")[0]
-        begin = rows * geometry.ow
-        return lower(
-            ProgramRequest(name, geometry, schedule, pixel_begin=begin), newton, dtype="fp16", channels=2
-        )
+        g = geometries[name]
+        schedule = schedules(g, newton, "fp16")[0]
+        begin = rows * g.ow
+        return lower(ProgramRequest(name, g, schedule, pixel_begin=begin), newton, dtype="fp16", channels=2)
 
     rows = {"stem.conv": 0, "block.expand.conv": 0, "down.conv": 4, "fc": 0}
     programs = {name: program(name, begin) for name, begin in rows.items()}

@@ -31,12 +31,8 @@ def networks(draw):
         "output_padding": [draw(st.integers(0, s - 1)) for s in strides],
         "group": groups,
     }
-    weights = {
-        "w": weight(4, 3, 1, 1),
-        "t": weight(4, 4 // groups, *kernel),
-        "b": weight(4),
-        "v": weight(2, 4, 1, 1),
-    }
+    weights = {"w": weight(4, 3, 1, 1), "t": weight(4, 4 // groups, *kernel)}
+    weights |= {"b": weight(4), "v": weight(2, 4, 1, 1)}
     nodes = [
         node("Conv", "x w", "a"),
         node("ConvTranspose", "a t" + draw(st.sampled_from(["", " b"])), "c", **attributes),
@@ -57,12 +53,8 @@ def test_any_transposed_convolution(model):
 
 
 def test_without_a_convolution_before_it():
-    model = shaped_model(
-        [node("ConvTranspose", "x t", "y", strides=[2, 2])],
-        {"x": (1, 3, 4, 4)},
-        {"t": weight(3, 2, 2, 2)},
-        ["y"],
-    )
+    up = node("ConvTranspose", "x t", "y", strides=[2, 2])
+    model = shaped_model([up], {"x": (1, 3, 4, 4)}, {"t": weight(3, 2, 2, 2)}, ["y"])
     mod = onnx_graph.from_onnx(model)
     assert operators(mod).count("nn.conv2d") == 1
     matches_onnx_runtime(model, mod)

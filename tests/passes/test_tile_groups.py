@@ -123,13 +123,8 @@ def test_a_group_gives_what_its_layers_give(mod, data):
     n, h, w, _ = tilings.layers.shapes[covers[-1]]
     parts = data.draw(st.integers(1, h))
     bands = data.draw(st.sampled_from([bands for bands in range(1, parts + 1) if parts % bands == 0]))
-    tiling = GroupTiling(
-        n=data.draw(st.integers(1, n)),
-        h=parts,
-        w=data.draw(st.integers(1, w)),
-        retain=bands < parts,
-        bands=bands,
-    )
+    images, columns = data.draw(st.integers(1, n)), data.draw(st.integers(1, w))
+    tiling = GroupTiling(n=images, h=parts, w=columns, retain=bands < parts, bands=bands)
     tiling = tiling if tiling.retain else replace(tiling, bands=1)
     assert GroupTiling.parse(str(tiling)) == tiling and not tilings.unsupported_reason(covers, tiling)
     outlined = OutlineGroups({covers: str(tiling)})(mod)
@@ -146,9 +141,7 @@ def test_a_group_reads_what_another_kernel_stores_beside_its_result():
     """A concatenation that the kernel of its first reader makes, and the result of that kernel."""
 
     def network(emit, x):
-        parts = [
-            emit(op.nn.relu(emit(convolution(x, constant(8, 1, 1, 8)), name))) for name in ("left", "right")
-        ]
+        parts = [emit(op.nn.relu(emit(convolution(x, constant(8, 1, 1, 8)), n))) for n in ("left", "right")]
         both = emit(op.concat(parts, 3))
         first = emit(op.nn.relu(emit(convolution(both, constant(8, 1, 1, 16)), "first")))
         y = emit(op.nn.relu(emit(convolution(both, constant(8, 1, 1, 16)), "reduce")))
@@ -329,9 +322,7 @@ def test_blocks_keep_the_rows_that_their_next_tile_reads(tmp_path):
 
     tiles, dims, covers = "tiles 1x8x1 retained in 2 bands", (1, 16, 20, 8), ("a", "b", "c")
     tilings, _ = choices(flat(network, dims))
-    kernels_by_tiles = {
-        text: tilings.kernel(covers, GroupTiling.parse(text)) for text in (tiles, "tiles 1x8x1")
-    }
+    kernels_by_tiles = {t: tilings.kernel(covers, GroupTiling.parse(t)) for t in (tiles, "tiles 1x8x1")}
     assert kernels_by_tiles[tiles].blocks == 2 and kernels_by_tiles["tiles 1x8x1"].blocks == 8
     assert kernels_by_tiles[tiles].macs < kernels_by_tiles["tiles 1x8x1"].macs
     result, expected, multiplied = run_by_threads(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import exported, outputs
 
 from pimflow import frontend
 from pimflow.errors import UnsupportedOpError
@@ -34,21 +34,12 @@ def rows(x):
     return total, products, each(lambda row: row.softmax(-1), x.reshape(3, 4))
 
 
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.mark.parametrize(
     "function", [branches, lambda x: trips(x, lambda x: 5), rows], ids=["if", "while", "rows"]
 )
 def test_what_runs_is_inlined(function):
     x = torch.linspace(-1, 2, 12)
-    program = torch.export.export(Function(function), (x,))
+    program = exported(function, x)
     loaded = frontend.load(program)
     for sign in (1, -1):
         results = outputs(loaded.module, [sign * x.numpy()])
@@ -61,6 +52,6 @@ def test_what_runs_is_inlined(function):
     [(lambda x: x[0], "ends when computed values say so"), (lambda x: 999, "more than 256 trips")],
 )
 def test_loops_that_cannot_be_unrolled_are_refused(limit, message):
-    program = torch.export.export(Function(lambda x: trips(x, limit)), (torch.ones(3),))
+    program = exported(lambda x: trips(x, limit), torch.ones(3))
     with pytest.raises(UnsupportedOpError, match=message):
         frontend.load(program)

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import exported, outputs
 from length import long_but
 
 import pimflow
@@ -120,9 +120,7 @@ FUNCTIONS = {
     "maxima of bags": lambda x: F.embedding_bag(
         torch.arange(4), x[0, 0], torch.tensor([0, 0, 3, 4]), mode="max", include_last_offset=True
     ),
-    "padded bags": lambda x: F.embedding_bag(
-        torch.tensor([[0, 3], [2, 3]]), x[0, 1], mode="mean", padding_idx=3
-    ),
+    "padded": lambda x: F.embedding_bag(torch.tensor([[0, 3], [2, 3]]), x[0, 1], mode="mean", padding_idx=3),
     "distances of pairs": lambda x: F.pdist(x[0, 0]) + F.pdist(x[0, 0], 1),
     "functions of integers": lambda x: ((x * 9).int().abs() + 1).log() + (x * 9).int() / 2 + (x > 0).exp(),
     "bilinear form": lambda x: F.bilinear(x[0, 0], x[0, 1], x[0, :4, :7, :7]),
@@ -149,30 +147,23 @@ FUNCTIONS = {
     "ends of gamma": lambda x: torch.cat([f(EDGES) for f in (torch.lgamma, torch.digamma)]),
     "logarithms of sums": lambda x: torch.logcumsumexp(60 * x, 2),
     "of infinities": lambda x: torch.logcumsumexp(EDGES[2:], 0),
-    "wide volumes": lambda x: F.conv_transpose3d(
-        x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1
-    ),
-    "volumes of groups": lambda x: F.conv_transpose3d(
-        x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2
-    ),
+    "wide": lambda x: F.conv_transpose3d(x[:, None], x[0, :1, None, :3, :3, None], x[0, 0, 0, :1], 2, 1, 1),
+    "groups": lambda x: F.conv_transpose3d(x[..., None], x[0, :, None, :2, :2, None], groups=8, dilation=2),
     "rows": lambda x: x[0].index_put((torch.tensor([-1, 2]),), x[0, :2]),
 }
 
 
-class Functions(torch.nn.Module):
-    """The results of all of `FUNCTIONS`."""
-
-    def forward(self, x):
-        return tuple(function(x) for function in FUNCTIONS.values())
+def all_results(x):
+    return tuple(function(x) for function in FUNCTIONS.values())
 
 
 @pytest.mark.long
 def test_functions_give_what_pytorch_gives():
     torch.manual_seed(0)
     x = torch.randn(1, 8, 9, 7)
-    loaded = frontend.load(torch.export.export(Functions(), (x,)))
+    loaded = frontend.load(exported(all_results, x))
     results = dict(zip(FUNCTIONS, outputs(loaded.module, [x.numpy()]), strict=True))
-    for name, expected in zip(FUNCTIONS, Functions()(x), strict=True):
+    for name, expected in zip(FUNCTIONS, all_results(x), strict=True):
         assert results[name].dtype == expected.numpy().dtype, name
         np.testing.assert_allclose(results[name], expected.numpy(), rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -189,12 +180,8 @@ def test_inputs_on_which_pytorch_fails_are_refused():
 
 
 def test_an_index_by_a_mask_is_refused():
-    class Masked(torch.nn.Module):
-        def forward(self, x):
-            return x[:, torch.tensor([True, False])]
-
     with pytest.raises(UnsupportedOpError, match="an index by a mask is not supported"):
-        frontend.load(torch.export.export(Masked(), (torch.ones(1, 2),)))
+        frontend.load(exported(lambda x: x[:, torch.tensor([True, False])], torch.ones(1, 2)))
 
 
 @pytest.mark.long

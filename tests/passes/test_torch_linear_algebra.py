@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import outputs
+from graphs import exported, outputs
 from length import long_but
 
 from pimflow import frontend
@@ -30,32 +30,21 @@ FUNCTIONS = {
     "solutions of vectors": lambda x: linalg.solve(x[1], x[0, 0]),
     "solutions from the right": lambda x: linalg.solve(x, x[:, :2], left=False),
     "Cholesky": lambda x: linalg.cholesky(x[0]),
-    "solutions by Cholesky": lambda x: torch.cholesky_solve(
-        x[0], linalg.cholesky(x[0], upper=True), upper=True
-    ),
+    "by Cholesky": lambda x: torch.cholesky_solve(x[0], linalg.cholesky(x[0], upper=True), upper=True),
     "triangles": lambda x: linalg.solve_triangular(x[0].tril(), x[1], upper=False),
-    "upper triangles": lambda x: linalg.solve_triangular(
-        x[0], x[1], upper=True, left=False, unitriangular=True
-    ),
+    "upper ones": lambda x: linalg.solve_triangular(x[0], x[1], upper=True, left=False, unitriangular=True),
     "exponentials": lambda x: linalg.matrix_exp(x),
     "powers": lambda x: linalg.matrix_power(x, -2),
 }
 
 
-class LinearAlgebra(torch.nn.Module):
-    def __init__(self, names):
-        super().__init__()
-        self.names = names
-
-    def forward(self, x):
-        results = [FUNCTIONS[name](x) for name in self.names]
-        return [part for result in results for part in (result if isinstance(result, tuple) else [result])]
-
-
 @pytest.mark.parametrize("names", long_but(["first"], {"first": ["determinants"], "all": list(FUNCTIONS)}))
 def test_results_are_those_of_pytorch(names):
-    network = LinearAlgebra(names)
-    loaded = frontend.load(torch.export.export(network, (MATRICES,)))
+    def network(x):
+        results = [FUNCTIONS[name](x) for name in names]
+        return [part for result in results for part in (result if isinstance(result, tuple) else [result])]
+
+    loaded = frontend.load(exported(network, MATRICES))
     results = outputs(loaded.module, [MATRICES.numpy()])
     for result, expected in zip(results, network(MATRICES.double()), strict=True):
         scale = expected.abs().amax().item() or 1
@@ -63,10 +52,6 @@ def test_results_are_those_of_pytorch(names):
 
 
 def test_large_matrices_are_refused():
-    class Inverse(torch.nn.Module):
-        def forward(self, x):
-            return linalg.inv(x)
-
-    program = torch.export.export(Inverse(), (torch.eye(20),))
+    program = exported(linalg.inv, torch.eye(20))
     with pytest.raises(UnsupportedOpError, match="of matrices of 20 x 20 is not supported: up to 16 rows"):
         frontend.load(program)

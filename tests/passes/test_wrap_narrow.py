@@ -29,9 +29,7 @@ def test_a_result_is_cut_to_its_type_before_it_is_widened(name, dtype):
     function = te.create_prim_func([a, b, wide])
     wrapped = WrapNarrow()(tvm.IRModule({"main": function}))["main"]
     kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.BitwiseNot, tirx.LShift)
-    types = [
-        [str(node.ty.dtype) for kind in kinds for node in nodes(f.body, kind)] for f in (function, wrapped)
-    ]
+    types = [[str(n.ty.dtype) for kind in kinds for n in nodes(f.body, kind)] for f in (function, wrapped)]
     assert dtype in types[0] and dtype not in types[1]
 
 

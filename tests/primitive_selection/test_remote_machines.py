@@ -208,9 +208,7 @@ def test_what_answers_otherwise(monkeypatch):
     monkeypatch.setattr("pimflow.primitive_selection.machines.ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"rpc:127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(
-            ProfilerError, match=f"{address}: no TVM RPC server or tracker answers within 0.2 s"
-        ):
+        with pytest.raises(ProfilerError, match=f"{address}: no TVM RPC server or tracker answers within"):
             Remote(Address.parse(address))
 
 

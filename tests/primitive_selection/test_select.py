@@ -42,11 +42,7 @@ def command(capsys, *arguments):
 
 def test_what_is_selected_can_be_compiled(measured):
     selection, _ = measured
-    choices = {
-        name: PRIMITIVES[candidate.primitive]
-        for name, candidate in selection.selected.choice.items()
-        if candidate.primitive
-    }
+    choices = {name: PRIMITIVES[c.primitive] for name, c in selection.selected.choice.items() if c.primitive}
     network = frontend.load("toy")
     applied = SelectPrimitives(choices)(network.module)
     kernels = [str(gv.name_hint) for gv in applied.functions if gv.name_hint != "main"]
@@ -63,13 +59,8 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
         selection.selected.sums.time_ns, rel=0.02
     )
     assert {item["layer"] for item in row["choices"]} == set(Layers(selection.problem.graph).primitive_layers)
-    assert row["measured"] == {
-        "primitives": 12,
-        "of": row["measured"]["of"],
-        "predicted": 0,
-        "failed": 0,
-        "layouts_untimed": 0,
-    }
+    zeros = dict.fromkeys(("predicted", "failed", "layouts_untimed"), 0)
+    assert row["measured"] == {"primitives": 12, "of": row["measured"]["of"], **zeros}
     parts = (*row["choices"], *row["others"], *row["transforms"])
     assert row["time_ns"] == pytest.approx(sum(item["time_ns"] for item in parts))
     assert {item["layer"] for item in row["others"]} == set(selection.layouts)
@@ -83,9 +74,7 @@ def test_the_command_says_what_the_api_returns(measured, capsys):
 def test_pictures_show_what_was_found(measured, model, over):
     _, path = measured
     selection = pimflow.select("toy", profile=path, pareto=4, memory_model=model, minimize=over)
-    panels = [
-        view["data"]["values"] for row in figures.figure(selection)["vconcat"] for view in row["hconcat"]
-    ]
+    panels = [v["data"]["values"] for row in figures.figure(selection)["vconcat"] for v in row["hconcat"]]
     times, memory, front, speedups, layers, families = panels
     kinds = {**selection.baselines, "selected": selection.selected.sums}
     heights = {row["name"]: row["value"] for row in times}

@@ -62,12 +62,10 @@ def test_the_operator_is_what_the_search_charges():
 
 
 def test_winograd_pays_where_there_is_arithmetic():
-    profile = analytic_profile(
-        [LAYER, small := ConvGeometry(n=1, h=7, w=7, c=16, oc=16, kh=3, kw=3)], [], GPU
-    )
+    profile = analytic_profile([LAYER, tiny := ConvGeometry(n=1, h=7, w=7, c=16, oc=16, kh=3, kw=3)], [], GPU)
     f4, operator = "winograd-2d-f4-cuda-hwc-64x64", "operator-cuda-hwc"
     assert profile.times_ns[f4, LAYER] < profile.times_ns[operator, LAYER]
-    assert profile.times_ns[f4, small] > profile.times_ns[operator, small]  # three launches
+    assert profile.times_ns[f4, tiny] > profile.times_ns[operator, tiny]  # three launches
 
 
 @pytest.mark.long

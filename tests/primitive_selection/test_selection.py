@@ -73,13 +73,11 @@ def test_the_best_of_all_within_budgets(problem, objective, time_share, memory_s
 @given(problems("liveness"))
 def test_the_planner_places_it_in_that_memory(problem):
     """What is live fits in a pool of that size but for holes, and in none that is smaller."""
-    selected = minimise(problem, "memory")
-    live, _ = problem.liveness(selected.choice)
-    resident = problem.weight_bytes + sum(
-        -(-c.footprint.filter_bytes // 64) * 64 for c in selected.choice.values()
-    )
+    best = minimise(problem, "memory")
+    live, _ = problem.liveness(best.choice)
+    total = problem.weight_bytes + sum(-(-c.footprint.filter_bytes // 64) * 64 for c in best.choice.values())
     planned = memory.plan([life for life in live.lifetimes if life.size_bytes])
-    assert planned.lower_bound_bytes == selected.sums.memory_bytes - resident
+    assert planned.lower_bound_bytes == best.sums.memory_bytes - total
     assert planned.pool_bytes >= planned.lower_bound_bytes
 
 
@@ -140,17 +138,15 @@ def two_layers(memory_model="liveness"):
 
 def test_what_cannot_be_had_is_said_with_its_layer():
     problem = two_layers()
-    with pytest.raises(InfeasibleError, match="peak in layer 'r1'") as caught:
+    with pytest.raises(InfeasibleError, match="peak in layer 'r1'") as error:
         minimise(problem, "time", Budgets(memory_bytes=100))
-    assert (caught.value.demand, caught.value.bound) == (2 * 1024 + 640, 100)
-    with pytest.raises(InfeasibleError, match="time of 'drawn', most of it in layer 'r1'") as caught:
+    assert (error.value.demand, error.value.bound) == (2 * 1024 + 640, 100)
+    with pytest.raises(InfeasibleError, match="time of 'drawn', most of it in layer 'r1'") as error:
         minimise(problem, "memory", Budgets(time_ns=2.5))
-    assert caught.value.demand == 3
-    with pytest.raises(
-        InfeasibleError, match=r"within the other budgets.*layer 'r0'.*11ns or more"
-    ) as caught:
+    assert error.value.demand == 3
+    with pytest.raises(InfeasibleError, match=r"within the other budgets.*layer 'r0'.*11ns or more") as error:
         minimise(problem, "time", Budgets(memory_bytes=3000, time_ns=10.0))
-    assert caught.value.demand == 11
+    assert error.value.demand == 11
 
 
 def test_one_kind_everywhere():

@@ -33,9 +33,7 @@ from pimflow.primitives.kernels.prim_func import kernel
 from pimflow.relay_passes.memory.lift_workspaces import with_workspaces
 from pimflow.relay_passes.schedules.schedule_cpu import ScheduleCpu
 
-pytestmark = [
-    pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler"),
-]
+pytestmark = [pytest.mark.skipif(not builds.local_compiler(), reason="needs a C compiler")]
 C = tvm.target.Target(kernels.TARGET)
 LLVM = tvm.target.Target("llvm")
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
@@ -49,10 +47,7 @@ def schedule(primitive, layer, target):
     return with_workspaces(module["kernel"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    long_but([], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]),
-)
+@pytest.mark.parametrize("options", long_but([], [(), ("-DPIMFLOW_LANES=4",), ("-DPIMFLOW_LANES=1", "-O1")]))
 def test_primitives_of_every_family_are_what_llvm_makes_of_them(tmp_path, options):
     on_cpu = [PRIMITIVES[name] for name in ON_CPU]
     chosen = {f: next(p for p in on_cpu if p.family == f) for f in {p.family: 1 for p in on_cpu}}
@@ -131,21 +126,12 @@ def test_run_builds_and_runs_the_library(compiled, tmp_path, capsys):
     _, folder = compiled
     x = np.random.default_rng(0).standard_normal((1, 3, 16, 16), np.float32)
     np.save(tmp_path / "x.npy", x)
-    options = [
-        "--input",
-        str(tmp_path / "x.npy"),
-        "-o",
-        str(tmp_path / "y.npy"),
-        "--compare",
-        "--repeat",
-        "2",
-    ]
-    assert main(["run", str(folder), *options, "--json"]) == 0
+    words = ["--input", str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npy"), "--compare", "--repeat", "2"]
+    assert main(["run", str(folder), *words, "--json"]) == 0
     out, err = capsys.readouterr()
     row = json.loads(out)
-    assert (
-        row["target"] == "c" and row["compiler"] == builds.require_compiler().version and "building C" in err
-    )
+    assert row["target"] == "c"
+    assert row["compiler"] == builds.require_compiler().version and "building C" in err
     assert (row["threads"], row["calls"]) == (1, 2) and row["median_ns"] > 0
     twin = pimflow.run(folder, x, target="llvm+pim")[0]
     assert list(row["max_relative_error"]) == ["llvm+pim"]
@@ -179,9 +165,8 @@ def test_wrong_runs(compiled, tmp_path, monkeypatch, capsys):
     assert "nothing besides llvm+pim that runs here" in alone
     changed = shutil.copytree(folder, tmp_path / "changed")
     (changed / "network.c").write_text("int pimflow_run;")
-    assert (
-        main(["run", str(changed)]) == 3 and "network.c is missing or was changed" in capsys.readouterr().err
-    )
+    assert main(["run", str(changed)]) == 3
+    assert "network.c is missing or was changed" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -207,9 +192,7 @@ def test_without_a_compiler(monkeypatch, capsys, tmp_path):
     assert compiled_network.report.extras.c_part.flaw.startswith("no C compiler was found")
     assert compiled_network.verification.is_verified and (tmp_path / "toy" / "network.c").exists()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert "no C compiler was found: install cc" in error_line(
-        capsys, 3, "select toy --target c --cache none"
-    )
+    assert "no C compiler was found: install" in error_line(capsys, 3, "select toy --target c --cache none")
     monkeypatch.setenv("CC", shutil.which("false"))
     with pytest.raises(ArtifactError, match="failed: no reason given"):
         builds.Library(c_source.source(pimflow.frontend.load("toy").module, system(), "toy"))

@@ -159,9 +159,7 @@ def test_the_report_has_what_the_search_knows(toy, report):
     search_result = compiled.search_result
     for region in report["regions"]:
         candidates = search_result.table.candidates[region["name"]]
-        assert {candidate["name"] for candidate in region["candidates"]} >= {
-            candidate.name for candidate in candidates
-        }
+        assert {c["name"] for c in region["candidates"]} >= {c.name for c in candidates}
         assert sum(candidate["chosen"] for candidate in region["candidates"]) == 1
         assert region["energy_pj"] == search_result.evaluation.region_pj[region["name"]]
     dynamic = sum(region["energy_pj"] for region in report["regions"])
@@ -210,10 +208,8 @@ def test_terms_lead_from_one_accounting_to_the_other(toy, report):
     # Refreshes that are served ahead take their time beside a launch, before each program.
     pim = toy[1].search_result.system.pim
     ahead_ns = pim.refreshes_ahead * pim.timing["nRFC"] * pim.tCK_ns
-    assert (
-        added >= (launch_ns - min(ahead_ns, launch_ns)) * submissions
-        and added > 0.9 * launch_ns * submissions
-    )
+    assert added >= (launch_ns - min(ahead_ns, launch_ns)) * submissions
+    assert added > 0.9 * launch_ns * submissions
 
 
 # Of a system, and none of them its own.

@@ -2,9 +2,8 @@
 
 from pimflow.core.candidate import CostTable
 from pimflow.core.region import RegionGraph
-from pimflow.placement.solvers.criteria import LATENCY, Criterion
 from pimflow.placement.solvers.exhaustive import all_covers
-from pimflow.placement.solvers.label_search import Label, Labels, SearchQuery, search
+from pimflow.placement.solvers.label_search import LATENCY, Criterion, Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
 

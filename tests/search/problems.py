@@ -25,7 +25,7 @@ from pimflow.core.tensor_placement import (
     Layout,
     TensorPlacement,
 )
-from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
+from pimflow.placement.solvers.label_search import ERROR, LATENCY, Criterion
 
 # Whole numbers: sums are exact, and plans of the same latency are common.
 durations = st.integers(1, 30).map(float)
@@ -207,10 +207,8 @@ def layout_problems(draw, resources: tuple[str, ...] = RESOURCES, **parameters):
         for pair, ns in moved.items()
         if ns
     }
-    changed = {
-        "epilogue_cost": edges(table.epilogue_cost),
-        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
-    }
+    changed = {"epilogue_cost": edges(table.epilogue_cost)}
+    changed |= {"fused_epilogue_cost": edges(table.fused_epilogue_cost)}
     return graph, replace(table, candidates=candidates, transforms=transforms, **changed)
 
 
@@ -299,11 +297,7 @@ def covers(graph: RegionGraph, table: CostTable) -> list[tuple[Candidate, ...]]:
     def rest(begin: int) -> list[tuple[Candidate, ...]]:
         if begin == len(names):
             return [()]
-        return [
-            (first, *others)
-            for first in table.candidates[names[begin]]
-            for others in rest(begin + len(first.covers))
-        ]
+        return [(c, *more) for c in table.candidates[names[begin]] for more in rest(begin + len(c.covers))]
 
     def open_at(cover: tuple[Candidate, ...]) -> tuple[list[str], list[str]]:
         return ["", *(c.leaves_open for c in cover)], [*(c.requires_open for c in cover), ""]
@@ -333,47 +327,31 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
         on_resource.pop("", None)
         return number
 
-    for chosen_candidate in chosen:
-        names = [n for covered in chosen_candidate.covers for n in graph.region(covered).inputs]
-        outside = [n for n in names if n not in chosen_candidate.covers]
-        region = graph.region(chosen_candidate.covers[0])
+    for choice in chosen:
+        names = [n for covered in choice.covers for n in graph.region(covered).inputs]
+        outside = [n for n in names if n not in choice.covers]
+        region = graph.region(choice.covers[0])
         after_all: list[str] = []  # tensors that a deferred epilogue adds
-        if (
-            len(chosen_candidate.covers) == 1
-            and chosen_candidate.deferred_epilogue
-            and region.epilogue.operators
-        ):
+        if len(choice.covers) == 1 and choice.deferred_epilogue and region.epilogue.operators:
             after_all = [n for n in outside[1:] if n != outside[0]]
             after_all = [] if waiting & set(after_all) else after_all
         begin = add(0.0, "", [last_of[n] for n in outside if n in last_of and n not in after_all])
         for name in sorted(waiting & set(outside)):
-            edge = (
-                table.fused_epilogue_cost[name]
-                if chosen_candidate.fuses_epilogue
-                else table.epilogue_cost[name]
-            )
+            edge = table.fused_epilogue_cost[name] if choice.fuses_epilogue else table.epilogue_cost[name]
             waiting.discard(name)
             if edge.task:
                 begin = add(edge.task.launch_ns + edge.task.execution_ns, edge.task.resource, [begin])
-        free = (
-            stayed
-            and graph.region(chosen_candidate.covers[0]).inputs[0] == stayed
-            and chosen_candidate.rewrite.mode == "PIM"
-        )
-        if chosen_candidate.channel_mode and plain_memory != (
-            chosen_candidate.channel_mode == ChannelMode.PLAIN_MEMORY
-        ):
+        free = stayed and graph.region(choice.covers[0]).inputs[0] == stayed and choice.rewrite.mode == "PIM"
+        if choice.channel_mode and plain_memory != (choice.channel_mode == ChannelMode.PLAIN_MEMORY):
             before = on_resource.get("pim", begin)
             readied = add(table.switch.task.execution_ns, "pim", [begin])
         else:
             readied = None
         plain_memory = (
-            chosen_candidate.final_channel_mode == ChannelMode.PLAIN_MEMORY
-            if chosen_candidate.channel_mode
-            else plain_memory
+            choice.final_channel_mode == ChannelMode.PLAIN_MEMORY if choice.channel_mode else plain_memory
         )
         task_numbers: list[int] = []
-        for t in chosen_candidate.tasks:
+        for t in choice.tasks:
             launch_ns = 0.0 if free and t.resource == "pim" else t.launch_ns
             waits = [task_numbers[i] for i in t.after] or [begin]
             if readied is not None and launch_ns and t.resource == "pim":
@@ -382,14 +360,10 @@ def longest_path_ns(graph: RegionGraph, table: CostTable, chosen: tuple[Candidat
                     on_resource["pim"] = before
                 readied = None
             task_numbers.append(add(launch_ns + t.execution_ns, t.resource, waits, t.also, launch_ns))
-        last_of[chosen_candidate.covers[-1]] = add(
-            0.0, "", [begin, *task_numbers, *(last_of[n] for n in after_all)]
-        )
-        waiting |= {chosen_candidate.covers[-1]} if chosen_candidate.deferred_epilogue else set()
-        quiet = not chosen_candidate.deferred_epilogue and all(
-            t.resource != "gpu" for t in chosen_candidate.tasks
-        )
-        stayed = chosen_candidate.covers[-1] if quiet else ""
+        last_of[choice.covers[-1]] = add(0.0, "", [begin, *task_numbers, *(last_of[n] for n in after_all)])
+        waiting |= {choice.covers[-1]} if choice.deferred_epilogue else set()
+        quiet = not choice.deferred_epilogue and all(t.resource != "gpu" for t in choice.tasks)
+        stayed = choice.covers[-1] if quiet else ""
 
     starts = [0.0] * len(durations_ns)
     moved = True
@@ -417,8 +391,6 @@ def launch_ahead_problems(draw, problem):
         name: tuple(replace(c, tasks=tuple(map(with_launch, c.tasks))) for c in entries)
         for name, entries in table.candidates.items()
     }
-    changed = {
-        "epilogue_cost": edges(table.epilogue_cost),
-        "fused_epilogue_cost": edges(table.fused_epilogue_cost),
-    }
+    changed = {"epilogue_cost": edges(table.epilogue_cost)}
+    changed |= {"fused_epilogue_cost": edges(table.fused_epilogue_cost)}
     return graph, replace(table, candidates=candidates, overlaps_launches=True, **changed)

@@ -40,11 +40,7 @@ FILES = {
 def numbers(text: str) -> list[tuple[str, int, int]]:
     """The numbers of a file: the key that each belongs to, and where it stands."""
     keys = [(m.end(), m[1]) for m in KEY.finditer(text) if m[1] and m[1] not in ("value", "source")]
-    return [
-        (max(key for key in keys if key[0] <= m.start())[1], *m.span(1))
-        for m in NUMBER.finditer(text)
-        if m[1]
-    ]
+    return [(max(k for k in keys if k[0] <= m.start())[1], *m.span(1)) for m in NUMBER.finditer(text) if m[1]]
 
 
 FIELDS = [(kind, name, n) for (kind, name), text in FILES.items() for n in range(len(numbers(text)))]
@@ -103,12 +99,7 @@ def test_any_number_is_refused_or_searched(tmp_path_factory, place, integer, rea
             # Where refreshes leave no time for a command, the message names its region and nREFI.
             assert field in str(error) or "mine" in str(error) or "nREFI is too short" in str(error), error
         else:
-            tasks = [
-                t
-                for candidates in search_result.table.candidates.values()
-                for c in candidates
-                for t in c.tasks
-            ]
+            tasks = [t for row in search_result.table.candidates.values() for c in row for t in c.tasks]
             figures = [figure for t in tasks for figure in (t.execution_ns, *t.energies_pj.values())]
             figures += [search_result.evaluation.latency_ns, search_result.baseline.latency_ns]
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
@@ -124,9 +115,7 @@ def test_rates_of_classes_of_kernels_are_above_zero(tmp_path, key):
         changed = text.replace("[efficiency]", f"[efficiency]\n{key} = 0", 1)
     path = tmp_path / "mine.toml"
     path.write_text(changed, encoding="utf-8")
-    with pytest.raises(
-        PimflowError, match=f"field 'efficiency.{key}': 0.* is not a finite number above zero"
-    ):
+    with pytest.raises(PimflowError, match=f"field 'efficiency.{key}': 0.* is not a finite number above"):
         system(gpu=str(path))
 
 

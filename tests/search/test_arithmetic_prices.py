@@ -141,10 +141,8 @@ def test_products_of_integers_stay_on_the_gpu():
     """The largest one says why a quantised network has no layer on PIM."""
     node = helper.make_node("MatMulInteger", ["x", "w"], ["y"], "layer")
     weights = {"w": RANDOM.integers(0, 9, (32, 16)).astype(np.int8)}
-    model = onnx_model(
-        [node], {"x": (TensorProto.INT8, (1, 32))}, {"y": (TensorProto.INT32, (1, 16))}, weights
-    )
-    assert "a product of 8-bit integers" in unsupported_reason(layer_of(model))
+    net = onnx_model([node], {"x": (TensorProto.INT8, (1, 32))}, {"y": (TensorProto.INT32, (1, 16))}, weights)
+    assert "a product of 8-bit integers" in unsupported_reason(layer_of(net))
 
 
 def test_constant_operands_are_weights():

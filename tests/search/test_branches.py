@@ -20,8 +20,8 @@ from pimflow.fusion.narrow_parts import narrow_parts
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime import targets
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile, search
-from pimflow.placement.solvers.evaluate import evaluate, overlap_ns
-from pimflow.placement.solvers.plan_state import PlanState, StateTransition
+from pimflow.placement.solvers.evaluate import evaluate
+from pimflow.placement.solvers.plan_state import charged_tasks, states
 
 BASE = system(channel_sharing="partitioned")
 QUICK = BASE.with_launches(gpu_ns=500.0, pim_ns=200.0)
@@ -95,15 +95,13 @@ def test_a_plan_that_overlaps_gives_the_reference(network, graph, costs):
 def test_what_overlaps_makes_up_the_difference(problem):
     graph, table = problem
     chosen = best_label(graph, table).candidates
-    serial_ns, state = 0.0, PlanState()
-    for candidate in chosen:
-        step = StateTransition.from_candidate(graph, table, candidate, state)
-        serial_ns += makespan_ns(step.tasks)
-        state = step.next_state
-    latency_ns = evaluate(graph, chosen, table, BASE).latency_ns
-    overlapped = overlap_ns(graph, chosen, table)
+    tasks = [charged_tasks(graph, table, *step)[0] for step in zip(chosen, states(graph, chosen))]
+    evaluation = evaluate(graph, chosen, table, BASE)
+    overlapped = evaluation.overlap_ns
     assert all(ns > 0 for ns in overlapped.values())
-    assert latency_ns + sum(overlapped.values()) == pytest.approx(serial_ns, abs=0.01)
+    assert evaluation.latency_ns + sum(overlapped.values()) == pytest.approx(
+        sum(map(makespan_ns, tasks)), abs=0.01
+    )
 
 
 @given(

@@ -56,8 +56,7 @@ def graph():
 
 
 def attention_candidates(generator):
-    (candidates,) = pim_attention.attention_candidates(generator).candidates.values()
-    return candidates
+    return pim_attention.attention_candidates(generator).candidates
 
 
 def attention_of(graph):
@@ -99,9 +98,7 @@ def test_no_combination_is_faster():
     """All combinations of all candidates, timed by the evaluator, and by a longest path."""
     graph = decoder(heads=2, kv_heads=1, hidden=8, context=256)
     table = profile(graph, CandidateGenerator(graph, APART))
-    runs = next(
-        iter(pim_attention.attention_candidates(CandidateGenerator(graph, APART)).candidates.values())
-    )
+    runs = attention_candidates(CandidateGenerator(graph, APART))
     few = {name: (result[:1] if len(result) < 3 else result[:2]) for name, result in table.candidates.items()}
     few[runs[0].covers[0]] = (few[runs[0].covers[0]][0], runs[0])
     table = replace(table, candidates=few)
@@ -175,10 +172,8 @@ def test_a_plan_is_read_edited_and_applied(graph):
     search_result = search(graph, SYSTEM)
     plan = Plan.from_json(search_result.plan.to_json())
     reapplied = plan_application.apply(graph, SYSTEM, plan)
-    assert (
-        reapplied.candidates == search_result.candidates
-        and reapplied.plan.choices == search_result.plan.choices
-    )
+    assert reapplied.candidates == search_result.candidates
+    assert reapplied.plan.choices == search_result.plan.choices
     assert reapplied.plan.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-12)
     (position,) = (i for i, c in enumerate(plan.choices) if c.mode == "PIM" and len(c.regions) > 1)
     choice = plan.choices[position]
@@ -211,9 +206,7 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     short, shorter = decoder(128, places=512), decoder(128)
     kernels = [gpu_kernels(attention_of(item), "fp16") for item in (short, shorter, graph)]
     assert kernels[0] == kernels[1] != kernels[2]
-    times = [
-        search(item, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for item in (short, shorter)
-    ]
+    times = [search(g, SYSTEM, goal=Goal(modes=("GPU",))).evaluation.latency_ns for g in (short, shorter)]
     assert times[0] == times[1]
     full, part = (
         {candidate.name: candidate for candidate in attention_candidates(CandidateGenerator(item, SYSTEM))}
@@ -227,11 +220,7 @@ def test_what_is_read_of_a_cache_is_priced_and_what_it_takes_is_held(graph):
     applied = plan_application.apply(short, SYSTEM, replace(plan, model=short.digest))
     assert [choice.rewrite for choice in applied.plan.choices] == [c.rewrite for c in plan.choices]
     layouts = [
-        [
-            str(cache.to_table())
-            for layer_caches in item.attention().values()
-            for cache in (layer_caches.keys, layer_caches.values)
-        ]
+        [str(cache.to_table()) for a in item.attention().values() for cache in (a.keys, a.values)]
         for item in (applied, search(graph, SYSTEM))
     ]
     assert layouts[0] == layouts[1]
@@ -250,10 +239,8 @@ def test_regions_are_counted_once(graph):
 def test_explained(graph):
     search_result, region = search(graph, SYSTEM), attention_of(graph)
     text = explain(search_result, region).text()
-    assert (
-        f"* PIM {search_result.candidate_by_region[region.name].rewrite.schedule}" in text
-        and "softmax" in text
-    )
+    assert f"* PIM {search_result.candidate_by_region[region.name].rewrite.schedule}" in text
+    assert "softmax" in text
     table, second = search_result.table, (Task(label="second", resource="pim", execution_ns=1e9),)
     slow = {  # as if PIM took a second
         name: tuple(replace(c, tasks=second) if c.name.startswith("PIM keys") else c for c in candidates)
@@ -364,16 +351,12 @@ def test_caches_that_do_not_fit_together():
     rows = [c.footprint.bank_rows for c in wide.candidates if pim_attention.is_cached(c)]
     room = sum(rows) - 1
     few = replace(SYSTEM, pim=replace(SYSTEM.pim, rows_per_bank=SYSTEM.pim.row_base + room))
-    search_result = search(graph, few)
-    assert sum(c.footprint.bank_rows for c in search_result.candidates) <= room
-    assert (
-        wide.evaluation.latency_ns < search_result.evaluation.latency_ns < search_result.gpu_only.latency_ns
-    )
-    assert len(rows) == 2 and sum(map(pim_attention.is_cached, search_result.candidates)) == 1
+    result = search(graph, few)
+    assert sum(c.footprint.bank_rows for c in result.candidates) <= room
+    assert wide.evaluation.latency_ns < result.evaluation.latency_ns < result.gpu_only.latency_ns
+    assert len(rows) == 2 and sum(map(pim_attention.is_cached, result.candidates)) == 1
     needed = f"together take at least {min(rows)} rows of each PIM bank; the rest leaves "
-    gpu_choices = [
-        c for c in search_result.plan.choices if graph.region(c.region).attention and c.mode == "GPU"
-    ]
+    gpu_choices = [c for c in result.plan.choices if graph.region(c.region).attention and c.mode == "GPU"]
     assert gpu_choices and all(needed in c.reason for c in gpu_choices)
     with pytest.raises(InfeasibleError, match=r"caches \(\d+ bytes a token\) on the PIM channels"):
         plan_application.apply(graph, few, wide.plan)

@@ -112,11 +112,8 @@ def test_a_kernel_is_no_faster_than_with_all_it_touches_over_all_channels(graph)
             elif not str(c.channels):
                 read = [n for n in graph.region(name).inputs if n in table.candidates]
                 assert c.input == c.output == IN_GPU_CHANNELS
-                edges = [
-                    table.transform(n, far, IN_GPU_CHANNELS)
-                    for n in read
-                    for far in (IN_ALL_CHANNELS, IN_PIM_CHANNELS)
-                ]
+                placements = (IN_ALL_CHANNELS, IN_PIM_CHANNELS)
+                edges = [table.transform(n, far, IN_GPU_CHANNELS) for n in read for far in placements]
                 assert not any(edge.possible for edge in edges)
             else:
                 result_kept = c.channels.result_in_l2
@@ -185,8 +182,11 @@ def pointwise(inputs: list[tuple[int, ...]]) -> RegionGraph:
     """Pointwise convolutions that read one another."""
     graph = graph_of(inputs)
     shape, geometry = (1, 28, 28, 64), ConvGeometry(n=1, h=28, w=28, c=64, oc=64)
-    sizes = {"geometry": geometry, "input_shapes": (shape,), "output_shape": shape}
-    return replace(graph, regions=tuple(replace(region, **sizes) for region in graph.regions))
+    regions = (
+        replace(region, geometry=geometry, input_shapes=(shape,) * len(region.inputs), output_shape=shape)
+        for region in graph.regions
+    )
+    return replace(graph, regions=tuple(regions))
 
 
 placed = st.sampled_from([(1.0, 0.0), (0.5, 0.5), (0.0, 1.0), (0.75, 0.25)])

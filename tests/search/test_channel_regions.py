@@ -28,9 +28,8 @@ from pimflow.placement.best_plan import SearchedNetwork, SearchResult, to_search
 from pimflow.placement.candidates.channel_layouts import from_row
 from pimflow.placement.gpu_baseline import gpu_only_plan
 from pimflow.placement.solvers import label_search
-from pimflow.placement.solvers.criteria import LATENCY
 from pimflow.placement.solvers.exhaustive import all_covers
-from pimflow.placement.solvers.label_search import SearchQuery
+from pimflow.placement.solvers.label_search import LATENCY, SearchQuery
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
 from pimflow.placement.solvers.problem import PlacementProblem

@@ -121,10 +121,7 @@ def test_terms_end_with_the_plan_that_was_found(cache):
     best = search_network(system(), Goal(), cache)
     slower = with_lower_bound(apply(best.graph, system(), gpu_plan(best), best.costs))
     terms = [convention_search(item).gain("accounting=paper").terms for item in (best, slower)]
-    assert [item[-1].latency_ns for item in terms] == [
-        best.evaluation.latency_ns,
-        slower.evaluation.latency_ns,
-    ]
+    assert [t[-1].latency_ns for t in terms] == [best.evaluation.latency_ns, slower.evaluation.latency_ns]
     assert terms[0][-1].latency_ns < terms[1][-1].latency_ns
 
 

@@ -18,16 +18,14 @@ from pimflow.hardware import PimSpec, system
 from pimflow.placement import Costs, Goal, Profiling, apply, search
 from pimflow.placement.candidates import channel_modes, pim_epilogue
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.costs.pim_runs import LatchUse
 
 AIM = PimSpec.load("aim-gddr6")
 PLAIN = replace(AIM, name="plain-aim", latch_initial_value=False)
 BARE = replace(AIM, name="bare-aim", activation_unit=False)
 ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON = system(pim=AIM), system(pim=PLAIN), system(pim=BARE), system()
 # Shared by all searches of this file.
-COSTS = {
-    base_system.pim.name: Costs(base_system, Profiling())
-    for base_system in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)
-}
+COSTS = {s.pim.name: Costs(s, Profiling()) for s in (ON_AIM, ON_PLAIN, ON_BARE, ON_NEWTON)}
 
 
 def layer(name, epilogue: tuple[str, ...], inputs, oc: int = 32, clip_bounds=(), **changes) -> Region:
@@ -143,26 +141,16 @@ def test_pim_activates_what_it_finishes():
 def test_which_activations_end_a_layer(epilogue, clip_bounds, ways):
     inputs = ("%x", "%y") if "add" in epilogue else ("%x",)
     region = layer("layer", epilogue, inputs, clip_bounds=clip_bounds)
-    device_epilogues = [
-        (device_epilogue.initial, device_epilogue.accumulates_residual, device_epilogue.activation)
-        for device_epilogue in pim_epilogue.device_epilogues(region, ON_AIM)
-    ]
-    assert device_epilogues == ways
-    assert (
-        not any(device_epilogue[2] for device_epilogue in ways)
-        or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
-    )
+    uses = [(e, pim_epilogue.latch_use(region, e)) for e in pim_epilogue.device_epilogues(region, ON_AIM)]
+    assert [(use.initial, e.accumulates_residual, use.activation) for e, use in uses] == ways
+    assert not any(way[2] for way in ways) or pim_epilogue.device_epilogues(region, ON_NEWTON) == ()
     # Where epilogues are free, nothing is gained.
     free = replace(ON_AIM, accounting="paper+pim-launch+crossbar+layout")
-    assert all(
-        not device_epilogue.activation for device_epilogue in pim_epilogue.profitable_epilogues(region, free)
-    )
+    profitable = pim_epilogue.profitable_epilogues(region, free)
+    assert not any(pim_epilogue.latch_use(region, rewrite).activation for rewrite in profitable)
     # Without latches that can be set, an activation alone.
-    bare = [
-        (device_epilogue.initial, device_epilogue.activation)
-        for device_epilogue in pim_epilogue.device_epilogues(region, ON_PLAIN)
-    ]
-    assert bare == [("", device_epilogue[2]) for device_epilogue in ways if not device_epilogue[0]]
+    bare = [pim_epilogue.latch_use(region, e) for e in pim_epilogue.device_epilogues(region, ON_PLAIN)]
+    assert bare == [LatchUse(activation=activation) for initial, _, activation in ways if not initial]
 
 
 @pytest.mark.parametrize("charged", ["full", "paper+epilogue"])
@@ -170,26 +158,18 @@ def test_a_product_adds_a_tensor_as_a_layer_of_more_channels(charged):
     """64 pixels of 32 channels and 32 that are added, for 2 tiles; no latch starts from anything."""
     target = replace(ON_NEWTON, accounting=charged)
     generator, region = CandidateGenerator(RESIDUAL, target, modes=("GPU", "PIM")), RESIDUAL.regions[1]
-    unfinished, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
-    assert (unfinished.name, done.name) == ("PIM", "PIM add, joined")
-    assert (
-        unfinished.deferred_epilogue,
-        done.deferred_epilogue,
-        done.keeps_submission_open,
-    ) == (("add",), (), True)
+    raw, done = [c for c in generator.candidates(region) if c.rewrite.mode == "PIM"]
+    assert (raw.name, done.name) == ("PIM", "PIM add, joined")
+    assert (raw.deferred_epilogue, done.deferred_epilogue, done.keeps_submission_open) == (("add",), (), True)
     wide = layer("wide", (), ("%x",), geometry=replace(region.layer, c=64), input_shapes=((1, 8, 8, 64),))
     same_shape = CandidateGenerator(network(wide), target, modes=("GPU", "PIM")).make(wide, PimRewrite())
-    assert [replace(task, label="") for task in done.tasks] == [
-        replace(t, label="") for t in same_shape.tasks
-    ]
-    assert (
-        done.footprint.bank_rows == same_shape.footprint.bank_rows
-        and done.rewrite.schedule == same_shape.rewrite.schedule
-    )
-    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, unfinished))
+    assert [replace(t, label="") for t in done.tasks] == [replace(t, label="") for t in same_shape.tasks]
+    assert done.footprint.bank_rows == same_shape.footprint.bank_rows
+    assert done.rewrite.schedule == same_shape.rewrite.schedule
+    pim, before = (next(t for t in c.tasks if t.resource == "pim") for c in (done, raw))
     assert pim.execution_ns > before.execution_ns and "pim_wrbias" not in pim.energies_pj
     if charged == "full":
-        moved, less = (next(t for t in c.tasks if t.resource == "crossbar") for c in (done, unfinished))
+        moved, less = (next(t for t in c.tasks if t.resource == "crossbar") for c in (done, raw))
         assert moved.moved_bytes > less.moved_bytes
         # DRAM is read once for each element of both operands.
         more_pj = moved.energies_pj["gpu_dram"] - less.energies_pj["gpu_dram"]
@@ -268,10 +248,7 @@ LEFT = {
         "start from zero, and only a product of one tap adds a tensor itself",
     ),
     "stride": (
-        {
-            "epilogue": ("add", "bias"),
-            "geometry": ConvGeometry(n=1, h=16, w=16, c=32, oc=32, stride=(2, 2)),
-        },
+        {"epilogue": ("add", "bias"), "geometry": ConvGeometry(n=1, h=16, w=16, c=32, oc=32, stride=(2, 2))},
         ON_AIM,
         "starts from one value, and only a product of one tap adds a tensor itself",
     ),
@@ -299,9 +276,7 @@ def test_why_it_leaves_what_follows(changed, on, why):
 
 def test_a_layer_is_finished_wholly_and_on_pim_alone():
     generator, region = CandidateGenerator(RESIDUAL, ON_AIM, COSTS["aim-gddr6"]), RESIDUAL.regions[1]
-    with pytest.raises(
-        PlanError, match="PIM does add of what follows a layer that is wholly its own, or none"
-    ):
+    with pytest.raises(PlanError, match="PIM does add of what follows a layer that is wholly its own, or"):
         generator.make(region, PimRewrite(device_epilogue=("bias",)))
     split = Choice(regions=(region.name,), rewrite=SplitRewrite(gpu_share=0.5))
     with pytest.raises(PlanError, match="a layer that is wholly its own"):

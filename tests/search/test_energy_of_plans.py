@@ -80,7 +80,7 @@ def test_a_plan_with_pim_pays_for_commands_and_the_crossbar(toy, table):
     commands = {"COMP": 0, "READRES": 0, "bursts": 0}
     for region in graph.regions:
         if region.name not in table.unsupported_reasons:
-            timing = generator.pim_cost(region)
+            timing = generator.pim_cost(region, PimRewrite())
             commands["COMP"] += timing.commands["COMP"]
             commands["READRES"] += timing.commands["READRES"]
             commands["bursts"] += timing.gwrite_bursts

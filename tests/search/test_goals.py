@@ -62,10 +62,8 @@ def plan_evaluations(graph, table) -> list[EvaluatedPlan]:
 def test_no_plan_within_the_bounds_is_better(problem, objective, solver, latency_share, energy_share):
     graph, table = problem
     all_plans = plan_evaluations(graph, table)
-    evaluations = [plan.evaluation for plan in all_plans]
-    goal = Goal(
-        objective=objective, solver=solver, **bounds_between(evaluations, latency_share, energy_share)
-    )
+    results = [plan.evaluation for plan in all_plans]
+    goal = Goal(objective=objective, solver=solver, **bounds_between(results, latency_share, energy_share))
     allowed = [goal.value(plan.evaluation) for plan in all_plans if goal.allows(plan)]
     best = PlanSearch(graph, table, QUIET, goal).best()
     if not allowed:
@@ -112,12 +110,7 @@ def test_a_refusal_says_what_would_do(problem, latency_share, energy_share):
     """Bounds of four fifths of what there is: what levers name are bounds that are kept."""
     graph, table = problem
     evaluations = [evaluate(graph, chosen, table, QUIET) for chosen in covers(graph, table)]
-    goal = Goal(
-        **{
-            name: 0.8 * bound
-            for name, bound in bounds_between(evaluations, latency_share, energy_share).items()
-        }
-    )
+    goal = Goal(**{n: 0.8 * b for n, b in bounds_between(evaluations, latency_share, energy_share).items()})
     plans = PlanSearch(graph, table, QUIET, goal)
     if plans.best():
         return
@@ -126,18 +119,15 @@ def test_a_refusal_says_what_would_do(problem, latency_share, energy_share):
     within = "within the other bounds" in str(error)
     for lever in error.levers:
         option, _, amount = lever.partition(" ")
-        if option not in OPTIONS:
+        if option not in BOUNDS:
             continue
-        field, units = OPTIONS[option]
+        field, units = BOUNDS[option]
         bound = {field: quantity(amount, units, option)}
         enough = replace(goal, **bound) if within else Goal(**bound)
         assert PlanSearch(graph, table, QUIET, enough).best()
 
 
-OPTIONS = {
-    "--max-latency": ("max_latency_ns", LATENCY_UNITS),
-    "--max-energy": ("max_energy_pj", ENERGY_UNITS),
-}
+BOUNDS = {"--max-latency": ("max_latency_ns", LATENCY_UNITS), "--max-energy": ("max_energy_pj", ENERGY_UNITS)}
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from pimflow.decomposition.request import DecompositionRequest
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Goal, Profiling, profile
 from pimflow.placement.candidates import pipelines
-from pimflow.placement.solvers.criteria import LATENCY
 from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.label_search import LATENCY
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.placement.solvers.plan_search import PlanSearch
 

@@ -54,10 +54,7 @@ def test_no_lanes_go_from_pim_to_pim(toy):
     for pim, deferred in ((HBM, ("lanes",)), (SUMMED, ())):
         generator = CandidateGenerator(plain, system(pim=pim))
         candidate = generator.make(region, PimRewrite())
-        assert (candidate.deferred_epilogue, candidate.keeps_submission_open) == (
-            deferred,
-            not deferred,
-        )
+        assert (candidate.deferred_epilogue, candidate.keeps_submission_open) == (deferred, not deferred)
         assert generator.epilogue_cost(region).task.launched
 
 

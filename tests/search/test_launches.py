@@ -33,11 +33,8 @@ class Stopwatch:
 def gpu_launches_ns(generator: CandidateGenerator) -> set[float]:
     """Of every GPU task of a network that is launched by itself."""
     tasks = [t for region in generator.graph.regions for c in generator.candidates(region) for t in c.tasks]
-    tasks += [
-        generator.epilogue_cost(r).task
-        for r in generator.graph.regions
-        if not generator.unsupported_reason(r)
-    ]
+    regions = (r for r in generator.graph.regions if not generator.unsupported_reason(r))
+    tasks += [generator.epilogue_cost(r).task for r in regions]
     return {task.launch_ns for task in tasks if task.resource == "gpu" and task.launched}
 
 

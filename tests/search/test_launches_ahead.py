@@ -15,9 +15,9 @@ from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, ChannelMode
 from pimflow.errors import UsageError
 from pimflow.hardware import system
-from pimflow.placement.solvers.criteria import Criterion
 from pimflow.placement.solvers.evaluate import execute
 from pimflow.placement.solvers.exhaustive import all_covers
+from pimflow.placement.solvers.label_search import Criterion
 
 
 @given(launch_ahead_problems(st.one_of(problems(max_regions=4), shared_channel_problems(max_regions=3))))

@@ -106,13 +106,9 @@ def test_nothing_is_timed_in_vain():
     assert timed["GPU",] == 0 < timed["GPU", "PIM"] < timed["GPU", "SPLIT"]
 
 
-def test_what_a_plan_adds_up_to():
-    """The regions' shares of the timeline make its end, and what each takes alone where nothing overlaps."""
+def test_a_layer_of_the_gpu_takes_what_it_takes_alone():
     graph = extract_regions(frontend.load("toy").module, "toy")
     search_result = search(graph, SYSTEMS["full"], costs("full"))
-    for evaluation in (search_result.evaluation, search_result.gpu_only):
-        added_ns = sum(times.latency_ns for times in evaluation.region_times.values())
-        assert added_ns == pytest.approx(evaluation.latency_ns, abs=0.001)
     alone = search_result.gpu_only.region_times
     for region in graph.regions:
         gpu = search_result.generator.make(region, OPERATOR_KERNELS, SYSTEMS["full"].gpu.memory_channels)

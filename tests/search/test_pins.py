@@ -73,17 +73,8 @@ def test_what_cannot_be_pinned(pins, error, message):
 
 @pytest.mark.long
 def test_pins_on_the_command_line(capsys, tmp_path):
-    argv = (
-        "compile",
-        "toy",
-        "--conventions",
-        "none",
-        "--pin",
-        f"{LAYER}=split:0.4",
-        "--pin",
-        "stem.conv=gpu",
-    )
-    report = run_json(capsys, *argv, "-o", tmp_path / "toy")
+    cmd = ("compile", "toy", "--conventions", "none", "--pin", f"{LAYER}=split:0.4", "--pin", "stem.conv=gpu")
+    report = run_json(capsys, *cmd, "-o", tmp_path / "toy")
     assert report["pins"] == {LAYER: "split:0.4", "stem.conv": "gpu"}
     assert f"--pin {LAYER}=split:0.4" in (tmp_path / "toy" / "report.html").read_text()
     assert "LAYER=gpu" in error_line(capsys, 2, "compile", "toy", "--pin", LAYER)

@@ -65,7 +65,19 @@ def plan_bytes(graph, cover):
         live = {name for name, position in order.items() if position < begin <= last[name]}
         live |= {candidate.covers[-1]} if one_kernel else set(candidate.covers)
         waiting_regions = [graph.region(name) for name in waiting]
-        live |= {tensor for region in waiting_regions for tensor in region.inputs[region.operands :]}
+        addends = {tensor for region in waiting_regions for tensor in region.inputs[region.operands :]}
+        live |= addends
+        last_region = graph.region(candidate.covers[-1])
+        late = last_region.inputs[last_region.operands :] if len(candidate.covers) == 1 and one_kernel else ()
+        overwritten = [
+            name
+            for name in late
+            if name != "%x"
+            and last[name] == begin
+            and name not in waiting | addends
+            and last_region.inputs.count(name) == 1
+        ]
+        live -= {last_region.name} if overwritten else set()
         read = {tensor for name in candidate.covers for tensor in graph.region(name).inputs}
         takes = waiting & read
         shared = {name for name in takes if len(graph.consumers[name]) > 1}

@@ -20,9 +20,7 @@ def check_sums(evaluation):
     times = evaluation.region_times.values()
     assert sum(each.latency_ns for each in times) == pytest.approx(evaluation.latency_ns, abs=0.001)
     for resource in RESOURCES:
-        busy_ns, idle_ns = (
-            sum(getattr(each, kind)[resource] for each in times) for kind in ("busy_ns", "idle_ns")
-        )
+        busy_ns, idle_ns = (sum(getattr(t, kind)[resource] for t in times) for kind in ("busy_ns", "idle_ns"))
         assert busy_ns == pytest.approx(evaluation.timeline.busy_ps(resource) / 1000)
         assert busy_ns + idle_ns == pytest.approx(evaluation.timeline.end_ps / 1000)
         assert all(each.busy_ns[resource] >= 0 and each.idle_ns[resource] >= 0 for each in times)

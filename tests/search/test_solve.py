@@ -1,11 +1,9 @@
 """Is the plan of a search the best one there is?"""
 
-import itertools
 from dataclasses import replace
 
 import pytest
 
-from pimflow import frontend
 from pimflow.core.candidate import makespan_ns
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
@@ -13,7 +11,6 @@ from pimflow.hardware import system
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.schedule import schedules
 from pimflow.placement import CandidateGenerator, Costs, Profiling, search
-from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.profiler import BuiltIn
 
 CHANGES = {
@@ -26,15 +23,6 @@ CHANGES = {
 }
 # Of time-shared systems, whose candidates do not all go together, test_channel_modes.py tries all covers.
 SYSTEMS = {name: system(channel_sharing="partitioned", **changes) for name, changes in CHANGES.items()}
-
-
-@pytest.mark.long
-def test_the_estimate_is_what_the_timeline_gives():
-    graph = extract_regions(frontend.load("mobilenet-v2").module, "mobilenet-v2")
-    search_result = search(graph, system())
-    assert search_result.evaluation.latency_ns == pytest.approx(search_result.plan.latency_ns, rel=1e-9)
-    assert search_result.plan.latency_ns >= search_result.plan.lower_bound_ns * (1 - 1e-12)
-    assert search_result.evaluation.latency_ns <= search_result.gpu_only.latency_ns
 
 
 def test_a_dependent_region_goes_on_with_the_submission_before_it(toy):
@@ -77,13 +65,11 @@ def test_pim_times_come_from_the_profiler(toy):
 
 def test_a_scheduling_level_restricts_loop_orders_and_enters_the_digest(toy):
     search_results = {level: search(toy, system(scheduling=level)) for level in SCHEDULINGS}
-    assert len({search_result.plan.system for search_result in search_results.values()}) == len(
-        search_results
-    )
+    assert len({r.plan.system for r in search_results.values()}) == len(search_results)
     for level, search_result in search_results.items():
         region = toy.region("widen.conv")
         orders = schedules(region.geometry, search_result.system.pim, "fp16", level)
-        assert search_result.generator.pim_cost(region).schedule in orders
+        assert search_result.generator.pim_cost(region, PimRewrite()).schedule in orders
         others = [s for s in schedules(region.geometry, search_result.system.pim, "fp16") if s not in orders]
         for schedule in others[:1]:
             with pytest.raises(PlanError, match="is none of"):
@@ -99,11 +85,3 @@ def test_an_unknown_loop_order_is_told_the_nearest(toy):
         generator.make(toy.region("widen.conv"), PimRewrite(schedule=orders[3] + "s"))
     named = [order for order in orders if repr(order) in str(caught.value)]
     assert orders[3] in named and len(named) == 3
-
-
-def test_resources_do_one_task_at_a_time(toy):
-    search_result = search(toy, system())
-    for resource in ("gpu", "pim", "crossbar"):
-        events = [e for e in search_result.evaluation.timeline.events if e.resource == resource]
-        assert all(a.end_ps <= b.start_ps for a, b in itertools.pairwise(events))
-        assert search_result.evaluation.timeline.busy_ps(resource) <= search_result.evaluation.timeline.end_ps

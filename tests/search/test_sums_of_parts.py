@@ -16,7 +16,9 @@ from pimflow.placement.best_plan import with_candidates
 from pimflow.placement.solvers.objectives import Goal
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.plan_search import PlanSearch
-from pimflow.placement.solvers.plan_state import PlanState, equivalence_key
+from pimflow.placement.solvers.plan_state import PlanState
+from pimflow.placement.solvers.problem import PlacementProblem
+from pimflow.placement.solvers.tables import Tables
 from pimflow.simulators.gpu.model import kernel_cost
 
 SYSTEM = system()
@@ -44,9 +46,7 @@ def test_a_plan_has_such_layers_and_no_kernel_for_their_sums(searched):
 
 @pytest.mark.parametrize(("taps", "outputs"), [(1, 96), (3, 64), (3, 256)])
 def test_a_consumer_reads_the_sum_for_each_tap_and_tile_of_columns(searched, taps, outputs):
-    g = ConvGeometry(
-        n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4, stride=(1, 1)
-    )
+    g = ConvGeometry(n=1, h=14, w=14, c=64, oc=outputs, kh=taps, kw=taps, padding=(taps // 2,) * 4)
     region = replace(next(r for r in searched.graph.regions if r.operator == "conv2d"), geometry=g)
     tasks = searched.generator.task_builder
     elements = 14 * 14 * outputs
@@ -84,7 +84,7 @@ def test_both_parts_are_live_until_they_are_added(searched):
             continue
         plan = [*alone[:position], split, *alone[position + 1 :]]
         behind = alone[position + 1]
-        size = memory.size_bytes(region.name)
+        size = memory.size_bytes[region.name]
         reads = region.name in graph.region(behind.covers[0]).inputs
         assert memory.pool_bytes(plan) >= max(
             peak_bytes,
@@ -96,14 +96,16 @@ def test_both_parts_are_live_until_they_are_added(searched):
 
 def test_two_parts_are_another_state_than_a_deferred_epilogue(searched):
     """Both leave work to a consumer, but two parts take twice the memory until they are added."""
+    memory = PlanMemory(searched.graph, SYSTEM.dtype)
+    problem = PlacementProblem(searched.graph, searched.table, memory, row_size_bytes=1.0)
     pairs = [
-        (candidate, other)
-        for item in searched.table.candidates.values()
-        for candidate, other in itertools.combinations(item, 2)
+        [problem._group_row(Tables(), index, option) for option in (candidate, other)]
+        for index, region in enumerate(searched.graph.regions)
+        for candidate, other in itertools.combinations(searched.table.candidates[region.name], 2)
         if candidate.covers == other.covers and candidate.defers_partial_sum != other.defers_partial_sum
     ]
     assert pairs
-    assert all(equivalence_key(candidate) != equivalence_key(other) for candidate, other in pairs)
+    assert all(row != other for row, other in pairs)
 
 
 @pytest.mark.long
@@ -111,9 +113,7 @@ def test_within_little_memory_a_plan_is_as_fast_as_those_without_sums(searched):
     graph, table = searched.graph, searched.table
     free = PlanSearch(graph, table, SYSTEM, Goal()).best()
     assert any(getattr(c.rewrite, "axis", "") == "reduction" for c in free.candidates)
-    candidates = {
-        name: tuple(c for c in item if not c.defers_partial_sum) for name, item in table.candidates.items()
-    }
+    candidates = {n: tuple(c for c in row if not c.defers_partial_sum) for n, row in table.candidates.items()}
     without = replace(table, candidates=candidates)
     for share in (0.9, 0.99):
         goal = Goal(max_memory_bytes=share * free.memory_bytes)

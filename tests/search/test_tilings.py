@@ -16,6 +16,7 @@ from pimflow import frontend, fusion
 from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
 from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place
 from pimflow.fusion.default_tilings import TileMemory, default_tilings
@@ -44,10 +45,8 @@ def price(kernel: Kernel, channels: int) -> float:
     return kernel_cost(kernel, GPU, dtype="fp16", channels=channels).total_ns
 
 
-def tilings_of(shape):
-    return (
-        GroupTiling(h=h, w=w) for h, w in itertools.product(range(1, shape[1] + 1), range(1, shape[2] + 1))
-    )
+def tilings_of(dims):
+    return (GroupTiling(h=h, w=w) for h, w in itertools.product(range(1, dims[1] + 1), range(1, dims[2] + 1)))
 
 
 @settings(max_examples=examples(24))
@@ -232,10 +231,8 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     (choice,) = (c for c in search_result.plan.choices if c.regions == covers)
     assert choice.rewrite.tiling == str(tiling) and GroupTiling.parse(str(tiling)) == tiling
     reapplied = apply(toy, SYSTEM, search_result.plan)
-    assert (
-        reapplied.group_tilings() == search_result.group_tilings()
-        and reapplied.evaluation == search_result.evaluation
-    )
+    assert reapplied.group_tilings() == search_result.group_tilings()
+    assert reapplied.evaluation == search_result.evaluation
 
     def apply_changed(**changes):
         return apply(toy, SYSTEM, edited_plan(search_result.plan, choice.region, **changes))
@@ -255,21 +252,17 @@ def test_a_plan_names_tiles_that_may_be_edited(toy):
     without = replace(toy, fusible=())
     with pytest.raises(PlanError, match="may be part of such a kernel"):
         apply(without, SYSTEM, search_result.plan)
-    assert (
-        apply(toy, SYSTEM, search_result.plan.to_graph(toy, can_compute)).group_tilings()
-        == search_result.group_tilings()
-    )
+    planned = apply(toy, SYSTEM, search_result.plan.to_graph(toy, can_compute))
+    assert planned.group_tilings() == search_result.group_tilings()
     carried = apply(without, SYSTEM, search_result.plan.to_graph(without, can_compute))
-    assert not carried.group_tilings() and {carried.candidate_by_region[name].name for name in covers} == {
-        "GPU"
-    }
+    assert not carried.group_tilings() and {carried.candidate_by_region[n].name for n in covers} == {"GPU"}
 
 
 def test_pending_work_is_settled_before_a_group(toy):
     """A kernel over tiles takes in nothing: what PIM left undone before it is a kernel of its own."""
     generator = CandidateGenerator(toy, SYSTEM)
     group = generator.tilings.best(16)[0]
-    candidate = fused_groups.make(generator, group.covers, None, group.tiling)
+    candidate = fused_groups.make(generator, group.covers, None, FusedGroupRewrite(tiling=str(group.tiling)))
     assert not candidate.fuses_epilogue
     assert (
         candidate.tasks[0].moved_bytes

@@ -30,14 +30,11 @@ def step_times(context=CONTEXT, max_batch=MAX_BATCH, seed=0):
 @st.composite
 def cases(draw):
     page = draw(st.integers(1, 5))
-    tokens = draw(
-        st.lists(
-            st.tuples(st.integers(0, 90), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12
-        )
-    )
+    triple = st.tuples(st.integers(0, 90), st.integers(1, 20), st.integers(1, 20))
+    tokens = draw(st.lists(triple, min_size=1, max_size=12))
     gaps, prompts, new = (np.array(column) for column in zip(*tokens))
-    requests = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
-    least = -(-requests.max_tokens // page)
+    trace = RequestTrace(arrival_ps=np.cumsum(gaps), prompt_tokens=prompts, new_tokens=new)
+    least = -(-trace.max_tokens // page)
     limits = ServingLimits(
         max_batch=draw(st.integers(1, MAX_BATCH)),
         chunk_tokens=draw(st.integers(1, 12)),
@@ -47,11 +44,7 @@ def cases(draw):
     )
     times = step_times(seed=draw(st.integers(0, 3)))
     rows = limits.max_batch + 1
-    return (
-        requests,
-        limits,
-        replace(times, decode_ps=times.decode_ps[:rows], decode_pj=times.decode_pj[:rows]),
-    )
+    return (trace, limits, replace(times, decode_ps=times.decode_ps[:rows], decode_pj=times.decode_pj[:rows]))
 
 
 @given(cases())

@@ -168,12 +168,7 @@ def test_a_lone_request_takes_the_time_of_the_plans_that_serve_it(tmp_path):
 
 def test_the_columns_are_read_as_they_are_published(trace):
     requests = read_trace(trace)
-    assert requests.arrival_ps.tolist() == [
-        0,
-        1_319_410_000_000,
-        4_314_579_000_000,
-        4_709_410_000_000,
-    ]
+    assert requests.arrival_ps.tolist() == [0, 1_319_410_000_000, 4_314_579_000_000, 4_709_410_000_000]
     assert requests.prompt_tokens.tolist() == [374, 179, 96, 91]
     assert requests.new_tokens.tolist() == [44, 5, 109, 1]
     assert len(read_trace(trace, 2)) == 2
@@ -301,10 +296,7 @@ def test_percentiles_are_values_of_the_nearest_rank(pairs):
     values = np.repeat(*map(np.array, zip(*pairs))) * 1000
     expected = np.percentile(values, [50, 90, 99], method="inverted_cdf") / 1000
     sorted_values, counts = np.unique(values, return_counts=True)
-    for percentiles in (
-        Percentiles.from_ps(sorted_values, counts),
-        Percentiles.from_ps(np.sort(values)),
-    ):
+    for percentiles in (Percentiles.from_ps(sorted_values, counts), Percentiles.from_ps(np.sort(values))):
         assert [percentiles.p50, percentiles.p90, percentiles.p99] == expected.tolist()
     assert Percentiles.from_ps(np.array([])) is None
 
@@ -327,9 +319,7 @@ def test_a_grid_finds_jumps_after_tiles_without_halving_its_way_to_them():
 
 
 def test_a_grid_learns_from_a_random_point_that_it_misses():
-    grid = StepGrid(
-        cost=lambda size, length: curve(size, length) + (length == 700) * 50, sizes=[1], lengths=[2, 2048]
-    )
+    grid = StepGrid(cost=lambda size, n: curve(size, n) + (n == 700) * 50, sizes=[1], lengths=[2, 2048])
     grid.refine()
     assert 700 not in grid.lengths
     grid.hold_out([(1, 1900), (1, 700)])

@@ -172,9 +172,7 @@ class Search:
             return True
         if any(all(a <= b for a, b in zip(earlier, clocks)) for earlier in earlier_clocks):
             return False
-        earlier_clocks[:] = [
-            earlier for earlier in earlier_clocks if not all(a >= b for a, b in zip(earlier, clocks))
-        ]
+        earlier_clocks[:] = [e for e in earlier_clocks if not all(a >= b for a, b in zip(e, clocks))]
         earlier_clocks.append(clocks)
         return True
 

@@ -104,13 +104,10 @@ def test_comparison_and_page(tmp_path):
     executable = simulator(tmp_path, f"echo '  memory_system_cycles: {2 * cycles}'")
     reported = []
     (comparison,) = compare(executable, [("layer", "a layer", program)], AIM, reported.append)
-    assert reported == [comparison] and (comparison.cycles, comparison.simulated_cycles) == (
-        cycles,
-        2 * cycles,
-    )
-    assert comparison.error == -0.5 and summary([comparison]) == {
-        "layer": {"traces": 1, "median": 0.5, "largest": 0.5}
-    }
+    assert reported == [comparison]
+    assert (comparison.cycles, comparison.simulated_cycles) == (cycles, 2 * cycles)
+    assert comparison.error == -0.5
+    assert summary([comparison]) == {"layer": {"traces": 1, "median": 0.5, "largest": 0.5}}
     page = f"before\n{BEGIN}\nstale\n{END}\nafter\n"
     assert replace_table(page, [comparison]) == f"before\n{BEGIN}\n{table([comparison])}\n{END}\nafter\n"
     with pytest.raises(ProfilerError, match="no marks"):

@@ -182,9 +182,7 @@ def clocks(stream: np.ndarray, command: str) -> np.ndarray:
     return np.flatnonzero(stream["command"] == COMMANDS.index(command))
 
 
-@pytest.mark.parametrize(
-    "case", long_but([case for case in CASES if case.startswith("newton-gddr6-")], list(CASES))
-)
+@pytest.mark.parametrize("case", long_but([c for c in CASES if c.startswith("newton-gddr6-")], list(CASES)))
 def test_blocked_before_and_legal_at(case):
     """And the engine obeys only what the table says: without the rule the checker objects."""
     spec, rule, before, after = CASES[case]

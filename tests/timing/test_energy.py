@@ -122,11 +122,8 @@ def test_channels_add_up_to_the_layer(name):
     layer = time_program(program, pim)
 
     def counts(result: TimingResult) -> CommandCounts:
-        return CommandCounts(
-            commands=result.commands,
-            gwrite_bursts=result.gwrite_bursts,
-            readres_bursts=program.readres_bursts,
-        )
+        bursts = {"gwrite_bursts": result.gwrite_bursts, "readres_bursts": program.readres_bursts}
+        return CommandCounts(commands=result.commands, **bursts)
 
     channel_results = [time_program(replace(program, channels=(nodes,)), pim) for nodes in program.channels]
     channels = channel_energies_pj(list(map(counts, channel_results)), pim, dtype, time_ns=layer.time_ns)

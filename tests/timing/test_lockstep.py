@@ -73,10 +73,8 @@ def test_phases_hold_every_unit_once(pixels, tiles, channels, groups):
 
 
 def test_channels_that_divide_the_work_share_it_evenly():
-    phases = lockstep_phases(49, 32, 16, 1)
-    assert [(len(p.pixels), len(p.tiles), p.groups, p.channels_per_group) for p in phases] == [
-        (49, 32, 1, 16)
-    ]
+    parts = lockstep_phases(49, 32, 16, 1)
+    assert [(len(p.pixels), len(p.tiles), p.groups, p.channels_per_group) for p in parts] == [(49, 32, 1, 16)]
 
 
 @pytest.mark.long
@@ -118,13 +116,8 @@ def test_a_vector_that_all_channels_hold_is_written_once():
 def test_accumulators_that_a_phase_leaves_take_tiles_of_the_next(chunks):
     """Seven tiles on four channels, two accumulators: one idles while the others have a second tile."""
     geometry = ConvGeometry(n=1, h=1, w=1, c=1000 * chunks, oc=16 * 7)
-    order = LoopOrder(
-        stationary="input" if chunks == 1 else "output",
-        buffers=1,
-        overlap=False,
-        accumulators=2,
-        pixel_groups=1,
-    )
+    stationary = "input" if chunks == 1 else "output"
+    order = LoopOrder(stationary=stationary, buffers=1, overlap=False, accumulators=2, pixel_groups=1)
     source = lower(ProgramRequest("x", geometry, order), AIM, dtype="fp16", channels=4)
     assert product_coverage(source).exact and program_violations(source, AIM) == 0
     lines = b"".join(text for text, _ in aim_isr.export(source)).decode().split("\n")
@@ -170,8 +163,7 @@ def test_more_accumulators_never_slow_the_best_order(geometry, channels, accumul
         spec = replace(AIM, accumulators=count)
         return min(
             time_program(
-                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels),
-                spec,
+                lower(ProgramRequest("x", geometry, order), spec, dtype="fp16", channels=channels), spec
             ).cycles
             for order in schedules(geometry, spec, "fp16")
         )
@@ -257,10 +249,8 @@ def test_loops_take_what_their_commands_take(geometry, channels, nREFI):
 
 def test_channels_out_of_step_are_refused():
     streams = block(), (*block(), *block(row=1))  # the first has less to do, and is done sooner
-    assert (
-        time_program(aim_program(*streams), AIM).channel_cycles[0]
-        < time_program(aim_program(*streams), AIM).cycles
-    )
+    timing = time_program(aim_program(*streams), AIM)
+    assert timing.channel_cycles[0] < timing.cycles
     for stream in (block(row=1), block(bursts=31), (read(), *block()[:3])):
         with pytest.raises(TraceError, match="channel 1: not in lockstep with the others; one host issues"):
             time_program(aim_program(block(), stream), AIM)

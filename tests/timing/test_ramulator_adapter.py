@@ -194,15 +194,11 @@ def test_recorded_output_is_what_the_built_in_rules_say(newton, tmp_path):
     with tarfile.open(Path(__file__).parent / "data/ramulator_recorded.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     replay = executable(tmp_path / "ramulator", REPLAY.format(folder=tmp_path))
-    programs = [
-        ("recorded", path.name, PimProgram.from_json(path.read_text()))
-        for path in sorted(tmp_path.glob("*.pimprog"))
-    ]
+    paths = sorted(tmp_path.glob("*.pimprog"))
+    programs = [("recorded", p.name, PimProgram.from_json(p.read_text())) for p in paths]
     comparisons = compare(replay, programs, newton)
     assert len(comparisons) == 2 * len(programs) == 36
-    assert [
-        comparison for comparison in comparisons if not (comparison.cycles_agree and comparison.counts_agree)
-    ] == []
+    assert [c for c in comparisons if not (c.cycles_agree and c.counts_agree)] == []
     assert max(comparison.simulated.commands["REF"] for comparison in comparisons) > 4
     hidden = [comparison.simulated.cycles for comparison in comparisons if comparison.gwrite_hiding]
     shown = [comparison.simulated.cycles for comparison in comparisons if not comparison.gwrite_hiding]

@@ -75,12 +75,8 @@ def test_pieces_are_the_program(source, most):
 @given(layer_programs() | programs)
 def test_commands_are_counted_without_expansion(source):
     counts = command_counts(source)
-    bursts = sum(
-        c.bursts
-        for channel in range(len(source.channels))
-        for c in source.commands(channel)
-        if c.name == "GWRITE"
-    )
+    commands = (c for n in range(len(source.channels)) for c in source.commands(n))
+    bursts = sum(c.bursts for c in commands if c.name == "GWRITE")
     assert counts.pop("gwrite_bursts", 0) == bursts
     assert counts == count_commands(source)
 

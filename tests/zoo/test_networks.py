@@ -34,10 +34,7 @@ PUBLISHED = {
     "efficientnet-b6": (43_040_704, 19.068e9),
     "googlenet": (6_624_904, 1.498e9),
     # torchvision's without the auxiliary classifier: two convolutions with norms, and a product
-    "inception-v3": (
-        27_161_264 - (768 * 128 + 2 * 128) - (25 * 128 * 768 + 2 * 768) - 769 * 1000,
-        5.713e9,
-    ),
+    "inception-v3": (27_161_264 - (768 * 128 + 2 * 128) - (25 * 128 * 768 + 2 * 768) - 769 * 1000, 5.713e9),
     "mnasnet-1.0": (4_383_312, 0.314e9),
     "mnasnet-1.3": (6_282_256, 0.526e9),
     "mnasnet-2.0": (12_469_944, 1.135e9),  # no publication: see INVERTED
@@ -189,11 +186,7 @@ def convolutions_of(name):
     graph = graph_of(name)
     dims = {value.name: zoo.dims_of(value) for value in graph.input}
     strides = ({entry.name: entry.ints for entry in node.attribute}.get("strides") for node in graph.node)
-    return [
-        (dims[node.input[1]], stride[0])
-        for node, stride in zip(graph.node, strides)
-        if node.op_type == "Conv"
-    ]
+    return [(dims[n.input[1]], stride[0]) for n, stride in zip(graph.node, strides) if n.op_type == "Conv"]
 
 
 def test_ssd_resnet50_is_resnet50_and_heads():

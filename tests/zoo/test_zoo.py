@@ -91,10 +91,7 @@ def test_computed_indices_bound_no_input():
     (TensorProto.FLOAT, [("Exp", ["x"], {}), ("Log", ["0"], {})], None),
 ])  # fmt: skip
 def test_inputs_are_drawn_where_the_graph_is_defined(kind, nodes, draw):
-    made = [
-        helper.make_node(op, names, [str(index)], **attributes)
-        for index, (op, names, attributes) in enumerate(nodes)
-    ]
+    made = [helper.make_node(op, names, [str(i)], **more) for i, (op, names, more) in enumerate(nodes)]
     constants = {"c": 2.0, "half": 0.5, "scale": 32768.0, "pixel": 1 / 255}
     weights = {name: np.array(value, np.float32) for name, value in constants.items()}
     output = (TensorProto.INT64 if kind == TensorProto.INT64 else TensorProto.FLOAT, [4, 3])

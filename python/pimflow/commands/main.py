@@ -13,7 +13,7 @@ from pimflow.commands import parser
 from pimflow.commands.command_line import streams
 from pimflow.errors import InfeasibleError, PimflowError, one_line
 from pimflow.host import interrupts
-from pimflow_command import INTERRUPTED, MESSAGE
+from pimflow_signals import INTERRUPTED, MESSAGE
 
 
 def main(argv: list[str] | None = None) -> int:

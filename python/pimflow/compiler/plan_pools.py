@@ -1,23 +1,22 @@
 """Plans whose pool, as it is built, keeps to a size.
 
-The search counts bytes that are live while each candidate runs, in the storage type of the GPU. The build
-may need fewer, where results overwrite their operands, or more, where a kernel has a workspace that no
-candidate knows. So a plan with a bound on memory is lowered, and its pool is planned. If the pool is too
-large, parts of the fastest plan are replaced by parts of a GPU plan that needs little memory. This is a
-stage after the search; `PoolChoice` has its result.
+The search counts the bytes of the pool that is built, but for what schedules alone know: workspaces of the
+CPU's kernels, and a few on the GPU. So a plan with a bound on memory is lowered, and its pool is planned. If
+that is too large, the search has a smaller bound; at last the plan is the one that takes the least.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import tvm
 
 from pimflow.compiler.build import apply_search_result
-from pimflow.compiler.smaller_pool import PoolPlanning, drop_useless_parts
+from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.candidate import Candidate
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.region import ELEMENT_BYTES, RegionGraph
@@ -27,7 +26,7 @@ from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.placement import Costs, Goal, SearchResult, search
 from pimflow.placement.best_plan import with_candidates, with_plan
-from pimflow.placement.candidates import channel_modes, fused_groups, rewrites
+from pimflow.placement.candidates import fused_groups
 from pimflow.placement.solvers.objectives import EvaluatedPlan
 from pimflow.relay_passes.flat import main_bindings
 from pimflow.relay_passes.memory.pool_bound import stored_bytes
@@ -42,11 +41,11 @@ class PoolChoice:
     Attributes
     ----------
     searched_bytes : int
-        Pool of the plan that the search chose by live bytes.
+        Pool of the plan that the search chose.
     frugal_bytes : int
         Pool of the network on the GPU only, in as little memory as possible: what ``pimflow memory`` plans.
     staged : bool
-        Whether the plan is not from the search but mixed from the fastest plan and the one in little memory.
+        Whether the plan is not the one that was searched for the goal, but one that takes the least memory.
     latency_gap : float
         Upper bound on how much faster a plan with this pool could be, over the lower bound of latency.
     """
@@ -80,17 +79,27 @@ class PlanPools:
     _smallest: dict[tuple[object, ...], PlanModules] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def kernel_device(self) -> str:
+        """The device whose kernels are built, ``gpu`` or its stand-in: tensors have its storage type."""
+        return "gpu" if "gpu" in list(self.target.keys) else "cpu"
+
+    @property
     def _storage_dtype(self) -> str:
-        return self.system.dtype if "gpu" in list(self.target.keys) else "fp32"
+        return self.system.dtype if self.kernel_device == "gpu" else "fp32"
 
     def search_bound(self, bound: float) -> float:
-        """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built."""
-        search_dtype, stored_dtype = self.system.dtype, self._storage_dtype
-        if stored_dtype == search_dtype:
-            return bound
-        # The smaller the type, the larger is the share of bytes that alignment leaves unused.
-        unused = ALIGNMENT_BYTES * len(main_bindings(self.network.module))
-        return bound * ELEMENT_BYTES[search_dtype] / ELEMENT_BYTES[stored_dtype] + unused
+        """Bound on bytes that the search counts, in the GPU's type, for a pool of `bound` bytes as built.
+
+        The smaller the type, the larger is the share of bytes that alignment leaves unused: a plan that the
+        search counts to exceed this may still be within `bound`.
+        """
+        return bound * ELEMENT_BYTES[self.system.dtype] / ELEMENT_BYTES[self._storage_dtype]
+
+    @property
+    def unused_bytes(self) -> int:
+        """By how many bytes a plan may exceed `search_bound` at most, and yet keep to the bound as built."""
+        is_converted = self._storage_dtype != self.system.dtype
+        return ALIGNMENT_BYTES * len(main_bindings(self.network.module)) if is_converted else 0
 
     def smallest(self, plans: Iterable[SearchResult]) -> SearchResult:
         """The plan with the smallest pool; of equal ones the fastest, then the first.
@@ -185,37 +194,31 @@ def plan_within_bound(
     InfeasibleError
         If no plan keeps to the bounds. The size in the message is the pool of a plan that exists.
     """
-    bound = goal.max_memory_bytes
 
-    def search_within(max_bytes: float | None) -> SearchResult:
-        return search(graph, system, costs, replace(goal, max_memory_bytes=max_bytes), original)
+    def search_within(max_bytes: float | None, goal: Goal = goal) -> SearchResult:
+        bounded_goal = replace(goal, max_memory_bytes=max_bytes, kernel_device=pools.kernel_device)
+        return search(graph, system, costs, bounded_goal, original)
 
-    search_result = _search_with_bound(bound, search_within, pools)
+    def is_allowed(plan: SearchResult) -> bool:
+        """Whether a plan keeps to the other bounds."""
+        evaluated_plan = EvaluatedPlan(candidates=plan.candidates, evaluation=plan.evaluation, memory_bytes=0)
+        return goal.allows(evaluated_plan)
+
+    bound = math.inf if goal.max_memory_bytes is None else goal.max_memory_bytes
+    search_result = _search_with_bound(goal.max_memory_bytes, search_within, pools)
     frugal_result = frugal_plan(graph, system, costs, pools)
-    searched_bytes, frugal_bytes = pools.pool_bytes(search_result), pools.pool_bytes(frugal_result)
-    min_bytes = min(searched_bytes, frugal_bytes)
-    if bound is not None and min_bytes > bound:
-        memory_goal = replace(goal, objective="memory", max_memory_bytes=None)
-        smallest_result, choice = plan_within_bound(graph, system, costs, memory_goal, pools, original)
-        if choice.pool_bytes > bound:
-            raise _infeasible_error(graph, choice.pool_bytes, goal)
-        return replace(smallest_result, goal=goal), choice
-    max_bytes = min_bytes if goal.objective == "memory" or bound is None else bound
-    chosen: SearchResult | None = search_result
-    if searched_bytes > max_bytes:
-        objective = "latency" if goal.objective == "memory" else goal.objective
-        fast_result = search(
-            graph, system, costs, replace(goal, objective=objective, max_memory_bytes=None), original
-        )
-        chosen = _mix_plans(fast_result, frugal_result, pools, max_bytes, goal)
-    if chosen is None and bound is not None:
-        raise _infeasible_error(graph, searched_bytes, goal)
-    chosen = chosen or search_result
+    chosen, searched_bytes = search_result, pools.pool_bytes(search_result)
+    if searched_bytes > bound:
+        search_result = search_within(None, replace(goal, objective="memory"))
+    if searched_bytes > bound or goal.objective == "memory":
+        chosen = pools.smallest(filter(is_allowed, (search_result, frugal_result)))
+    if pools.pool_bytes(chosen) > bound:
+        raise _infeasible_error(graph, pools.pool_bytes(chosen), goal)
     choice = PoolChoice(
         searched_bytes=searched_bytes,
-        frugal_bytes=frugal_bytes,
+        frugal_bytes=pools.pool_bytes(frugal_result),
         pool_bytes=pools.pool_bytes(chosen),
-        staged=chosen is not search_result,
+        staged=chosen is not search_result or searched_bytes > bound,
         latency_gap=chosen.evaluation.latency_ns / chosen.plan.lower_bound_ns - 1,
     )
     return replace(chosen, goal=goal), choice
@@ -230,104 +233,25 @@ def _infeasible_error(graph: RegionGraph, needed_bytes: int, goal: Goal) -> Infe
 def _search_with_bound(
     bound: float | None, search: Callable[[float | None], SearchResult], pools: PlanPools
 ) -> SearchResult:
-    """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound."""
-    search_result, search_bytes = None, bound and pools.search_bound(bound)
-    for _ in range(SEARCHES):
-        try:
-            search_result = search(search_bytes)
-        except InfeasibleError:
-            break
-        if bound is None or search_bytes is None or (size_bytes := pools.pool_bytes(search_result)) <= bound:
+    """Search a plan whose pool keeps to `bound`: while it is larger, search again with a smaller bound.
+
+    If there is none, the result is that of a search without a bound.
+    """
+    if bound is None:
+        return search(None)
+    search_result, search_bytes = None, pools.search_bound(bound)
+    for slack_bytes in (0, pools.unused_bytes):
+        with contextlib.suppress(InfeasibleError):
+            search_result = search_result or search(search_bytes + slack_bytes)
+    for _ in range(SEARCHES - 1):
+        if search_result is None or (size_bytes := pools.pool_bytes(search_result)) <= bound:
             break
         search_bytes *= bound / size_bytes
+        with contextlib.suppress(InfeasibleError):
+            search_result = search(search_bytes)
     return search_result or search(None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PlanPart:
-    """Neighbouring regions, with their candidates in a fast plan and in one that needs little memory."""
-
-    fast: tuple[Candidate, ...]
-    frugal: tuple[Candidate, ...]
-    gain_ns: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether the two plans have different candidates here."""
-        return _choices(self.fast) != _choices(self.frugal)
 
 
 def _choices(candidates: Iterable[Candidate]) -> tuple[object, ...]:
     """What a plan says of its candidates."""
     return tuple((c.covers, c.rewrite, c.channels) for c in candidates)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _MixedPlan:
-    """A plan, with the bytes by which it exceeds the bound, and the value of the objective."""
-
-    search_result: SearchResult
-    cost: tuple[float, float]
-
-
-def _mix_plans(
-    fast: SearchResult, frugal: SearchResult, pools: PlanPools, max_bytes: float, goal: Goal
-) -> SearchResult | None:
-    """Mix a plan from `frugal`, and from `fast` as far as the pool stays within `max_bytes`.
-
-    None if no such plan keeps to the bounds on latency and energy.
-    """
-    parts = _parts(fast, frugal)
-
-    def plan(frugal_parts: Sequence[_PlanPart]) -> _MixedPlan:
-        """The plan that has `frugal_parts` of the frugal plan, and else parts of the fast one."""
-        candidates = [c for part in parts for c in (part.frugal if part in frugal_parts else part.fast)]
-        search_result = with_candidates(fast, _assign_channels(fast, candidates))
-        evaluation = search_result.evaluation
-        # The bound on memory is that on the pool.
-        mixed_plan = EvaluatedPlan(candidates=search_result.candidates, evaluation=evaluation, memory_bytes=0)
-        excess_bytes = (
-            max(pools.pool_bytes(search_result) - max_bytes, 0) if goal.allows(mixed_plan) else math.inf
-        )
-        return _MixedPlan(search_result=search_result, cost=(excess_bytes, goal.value(evaluation)))
-
-    different_parts = [part for part in parts if part.differs]
-    mixed = drop_useless_parts(
-        plan(different_parts),
-        different_parts,
-        lambda _, frugal_parts: plan(frugal_parts),
-        lambda part: -part.gain_ns,
-    )
-    return None if mixed.cost[0] else with_plan(mixed.search_result)
-
-
-def _parts(fast: SearchResult, frugal: SearchResult) -> list[_PlanPart]:
-    """Both plans in parts, cut where candidates of both begin at the same region."""
-    begins = {c.covers[0] for c in fast.candidates} & {c.covers[0] for c in frugal.candidates}
-
-    def cut(search_result: SearchResult) -> list[list[Candidate]]:
-        """The candidates of a plan in parts."""
-        groups: list[list[Candidate]] = []
-        for candidate in search_result.candidates:
-            groups += [[]] if candidate.covers[0] in begins else []
-            groups[-1].append(candidate)
-        return groups
-
-    def region_ns(search_result: SearchResult, candidates: Sequence[Candidate]) -> float:
-        """What candidates add to the latency of their plan."""
-        times = search_result.evaluation.region_times
-        return sum(times[name].latency_ns for c in candidates for name in c.covers)
-
-    return [
-        _PlanPart(fast=tuple(a), frugal=tuple(b), gain_ns=region_ns(frugal, b) - region_ns(fast, a))
-        for a, b in zip(cut(fast), cut(frugal), strict=True)
-    ]
-
-
-def _assign_channels(search_result: SearchResult, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Give GPU candidates all memory channels if none is on PIM, else the channels that PIM leaves."""
-    generator, system = search_result.generator, search_result.system
-    if not any(c.uses_pim for c in candidates):
-        channels = system.gpu.memory_channels
-        return tuple(rewrites.make(generator, c.covers, c.rewrite, channels) for c in candidates)
-    return tuple(channel_modes.with_gpu_channels(generator, c) for c in candidates)

@@ -111,10 +111,9 @@ class LiveBytes:
         """All live bytes."""
         return self.across_bytes + self.read_bytes + self.written_bytes
 
-    def moment_bytes(self, moment: Moment) -> int:
-        """Live bytes at a moment of the run."""
-        reads = self.read_bytes if moment.reads else 0
-        return self.across_bytes + reads + (self.written_bytes if moment.writes else 0) + moment.own_bytes
+    def moment_bytes(self, reads: bool = True, writes: bool = True) -> int:
+        """Live bytes while inputs are still needed, or the result is already being written."""
+        return self.across_bytes + reads * self.read_bytes + writes * self.written_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

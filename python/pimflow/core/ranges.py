@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,7 @@ class RangeMap:
         """Every output reads every input."""
         return cls.blocks(extent, outputs, 1)
 
-    @property
+    @functools.cached_property
     def output_extent(self) -> int:
         """Length of the output axis."""
         reach = (self.window - 1) * self.dilation + 1

@@ -158,6 +158,11 @@ class ConvGeometry:
         return replace(self, n=self.n * matrices, c=self.c // matrices, oc=self.oc // matrices, groups=1)
 
     @property
+    def input_elements(self) -> int:
+        """Elements of its input."""
+        return self.n * self.h * self.w * self.c
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each channel is a group."""
         return self.groups == self.c > 1
@@ -573,6 +578,25 @@ class Region:
         """Operands that only the epilogue of a layer reads, such as a residual."""
         is_late = self.geometry is not None and self.epilogue.operators and not self.prologue
         return tuple(name for name in self.inputs[1:] if name != self.inputs[0]) if is_late else ()
+
+    @functools.cached_property
+    def overwritable_inputs(self) -> tuple[str, ...]:
+        """Those of `inputs` that its GPU kernel may write its result over, if nothing else reads them later.
+
+        The epilogue reads each element of them only to compute the element of the result with the same index.
+        """
+        if (
+            self.attention is not None
+            or not self.kernel.has_anchor
+            or not set(MOVES).isdisjoint(self.epilogue.operators)
+        ):
+            return ()
+        return tuple(
+            name
+            for position, (name, shape) in enumerate(zip(self.inputs, self.input_shapes, strict=True))
+            if position >= self.operands and shape == self.output_shape
+            if self.inputs.count(name) == 1 and position not in self.extra_inputs
+        )
 
     @property
     def attention_layer(self) -> Attention:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, LayerAlternative
 from pimflow.core.region import Region, RegionGraph
-from pimflow.core.rewrite import Mode
+from pimflow.core.rewrite import FusedGroupRewrite, Mode
 from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.fusion.tilings import TiledGroup
 from pimflow.hardware import System
@@ -338,11 +338,8 @@ class AlternativeCandidates:
             return
         seen = set[object]()
         for mixture in self._mixtures(base):
-            by_region = pipelines.candidates(mixture.generator, self._new_run_filter(mixture, seen))
-            yield (
-                mixture,
-                channel_modes.channel_variants(mixture.generator, itertools.chain(*by_region.values())),
-            )
+            candidates = pipelines.candidates(mixture.generator, self._new_run_filter(mixture, seen))
+            yield mixture, channel_modes.channel_variants(mixture.generator, candidates)
 
     def _groups(self, base: _Mixture) -> Iterator[_Group]:
         """Groups in tiles that mix rules or have original layers."""
@@ -364,7 +361,15 @@ class AlternativeCandidates:
             """Generate the candidates of the groups, each with its mixture."""
             kernel_channels = channels or self.base.generator.task_builder.kernel_channels
             group_candidates = [
-                (mixture, fused_groups.make(mixture.generator, tiled.covers, kernel_channels, tiled.tiling))
+                (
+                    mixture,
+                    fused_groups.make(
+                        mixture.generator,
+                        tiled.covers,
+                        kernel_channels,
+                        FusedGroupRewrite(tiling=str(tiled.tiling)),
+                    ),
+                )
                 for mixture, tiled in groups
             ]
             if channels:

@@ -95,7 +95,7 @@ def single_run(layers: Sequence[Layer], channels: int) -> ChannelRun | None:
         inner_maps = [maps[3] for name, maps in zip(layer.inputs, layer.maps) if name in formed_names]
         is_padded = any(axes[3].pad_before or axes[3].pad_after for axes in layer.maps)
         is_linked = not step or inner_maps or forms_channels(layer)
-        if is_padded or layer.view or layer.extra_output_elements or sums or not is_linked:
+        if is_padded or layer.is_view or layer.extra_output_elements or sums or not is_linked:
             return None
         has_same_channels = layer.maps[0][3].output_extent == count
         if has_same_channels and all(axis == RangeMap.same(count) for axis in inner_maps):

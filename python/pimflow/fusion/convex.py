@@ -152,7 +152,7 @@ def _links(graph: LayerGraph) -> Links:
     links: list[list[int]] = []
     for position, layer in enumerate(graph.layers):
         before = graph.layers[position - 1].name
-        follows = position and layer.in_place and set(layer.inputs) == {before}
+        follows = position and layer.is_in_place and set(layer.inputs) == {before}
         if follows and graph.readers[before] == (position,) and before not in graph.outputs:
             links[-1].append(position)
         else:

@@ -227,7 +227,7 @@ class Group:
             if not dying or self._is_retained(layer.name) or len(set(layer.inputs)) < len(layer.inputs):
                 continue
             name = dying[0]
-            if layer.in_place and self.tile(name) == self.tile(layer.name):
+            if layer.is_in_place and self.tile(name) == self.tile(layer.name):
                 overlays[step] = (name, 0)
             elif overlappable(layer) and (not layer.weight_elements or layer.name in self.resident):
                 (n, h, w, c), (_, oh, ow, oc) = self.tile(name), self.tile(layer.name)
@@ -337,7 +337,7 @@ def place(group: Group, element_bytes: int, capacity_bytes: int) -> Placement:
     overlays = group.operand_overlays(element_bytes)
     classes = _AliasClasses(lives)
     for step, (operand, lead) in overlays.items():
-        if lead == 0 and group.layers[step].in_place:
+        if lead == 0 and group.layers[step].is_in_place:
             classes.join(group.layers[step].name, operand, 0)
     remaining = {step: join for step, join in overlays.items() if join[1]}
     while True:

@@ -176,7 +176,7 @@ class GrowingGroup:
         # a tiling may retain the first such operand and not the next; that saving is not used
         operand = self.tiles[dying[0]]
         free = ~operand.retained & ~tile.retained
-        if layer.in_place:
+        if layer.is_in_place:
             self.saved[step] = tile.elements * (free & (operand.elements == tile.elements))
         elif overlappable(layer):
             n, h, w = operand.sizes

@@ -56,9 +56,9 @@ class Layer:
         Multiply-accumulates of convolutions and products.
     operations : int
         Arithmetic operations; 2 for a multiply-accumulate.
-    in_place : bool
+    is_in_place : bool
         Whether each element of the result reads only the same element of the operands.
-    view : bool
+    is_view : bool
         Whether the unfused layer moves nothing, since its operands are parts of its result.
     extra_output_elements : int
         Elements that are stored besides the result, fused or not.
@@ -74,8 +74,8 @@ class Layer:
     filters: int = 1
     macs: int = 0
     operations: int = 0
-    in_place: bool = False
-    view: bool = False
+    is_in_place: bool = False
+    is_view: bool = False
     extra_output_elements: int = 0
     extra_output: str = ""
 
@@ -130,7 +130,7 @@ class LayerGraph:
 
     def traffic_elements(self, layer: Layer) -> int:
         """Elements that an unfused layer reads and writes: each operand once, weights, the result."""
-        if layer.view:
+        if layer.is_view:
             return 0
         read = sum(self.elements(name) for name in dict.fromkeys(layer.inputs))
         return read + layer.weight_elements + self.elements(layer.name) + layer.extra_output_elements

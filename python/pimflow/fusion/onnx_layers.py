@@ -111,7 +111,7 @@ class _OnnxLayerReader:
             for source, axes in zip(sources, maps)
         ]
         is_replaced = any(a is not b for a, b in zip(fitting, maps))
-        counts["in_place"] = counts.get("in_place", False) and not is_replaced
+        counts["is_in_place"] = counts.get("is_in_place", False) and not is_replaced
         self.shapes[name] = shape
         self.layers.append(Layer(name=name, kind=kind, inputs=tuple(sources), maps=tuple(fitting), **counts))
 
@@ -119,7 +119,7 @@ class _OnnxLayerReader:
         """Caffe's two layers: (x - mean) / deviation, then scale and shift (Table 1)."""
         shape = self.shape(node.output[0])
         weights = 2 * shape[3] if shape[3] > 1 else 0  # a scalar is part of the code
-        counts = dict(weight_elements=weights, operations=2 * math.prod(shape), in_place=True)
+        counts = dict(weight_elements=weights, operations=2 * math.prod(shape), is_in_place=True)
         middle = f"{node.output[0]}.normalised"
         self._layer(middle, "batch_norm", [source], [elementwise_maps(shape)], shape, **counts)
         self._layer(node.output[0], "scale", [middle], [elementwise_maps(shape)], shape, **counts)
@@ -195,7 +195,7 @@ def _activation(
     reader: _OnnxLayerReader, node: onnx.NodeProto, data: list[str], result: Shape
 ) -> _LayerParts:
     weights = reader.vectors(node) if node.op_type == "PRelu" else 0
-    counts = dict(weight_elements=weights, operations=math.prod(result), in_place=True)
+    counts = dict(weight_elements=weights, operations=math.prod(result), is_in_place=True)
     return "relu", [elementwise_maps(result)], counts
 
 
@@ -206,7 +206,7 @@ def _elementwise(
     counts = dict(
         weight_elements=reader.vectors(node),
         operations=math.prod(result) * max(1, len(node.input) - 1),
-        in_place=all(reader.shape(name) == result for name in data),
+        is_in_place=all(reader.shape(name) == result for name in data),
     )
     return "eltwise" if len(data) > 1 else "scale", maps, counts
 

@@ -107,10 +107,10 @@ def _layer(region: Region, shapes: dict[str, Shape], extra_output: str) -> Layer
         filters=min(filters, max(1, region.kernel.weight_elements)),
         macs=macs,
         operations=2 * macs + region.output_elements * steps,
-        in_place=not region.kernel.has_anchor
+        is_in_place=not region.kernel.has_anchor
         and not moves
         and all(shapes[name] == result for name in inputs),
-        view=region.is_view,
+        is_view=region.is_view,
         extra_output_elements=region.kernel.extra_output_elements,
         extra_output=extra_output,
     )

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import ParamSpec, TypeVar
 
 from pimflow.host import stderr
-from pimflow_command import SIGNALS, leave
+from pimflow_signals import SIGNALS, leave
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Transforms
 from pimflow.core.channel_sets import channel_sets
@@ -21,6 +21,7 @@ from pimflow.core.rewrite import (
     FusedGroupRewrite,
     PimRewrite,
     PipelineRewrite,
+    Rewrite,
     SplitRewrite,
     SubstitutionRewrite,
 )
@@ -49,6 +50,8 @@ from pimflow.primitives import PRIMITIVES, Primitive
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+RewriteKind = TypeVar("RewriteKind", bound=Rewrite)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +86,6 @@ class SearchResult(SearchedNetwork):
 
     Attributes
     ----------
-    graph, system, table
-        The network, the system and the cost table that were searched.
-    generator : CandidateGenerator
-        Generates further candidates of the same network on the same system.
     candidates : tuple of Candidate
         Those of the plan, in the order of their first regions.
     evaluation, gpu_only : Evaluation
@@ -179,28 +178,29 @@ class SearchResult(SearchedNetwork):
             if pim_attention.is_cached(candidate)
         }
 
+    def _rewrites(self, kind: type[RewriteKind]) -> Iterator[tuple[tuple[str, ...], RewriteKind]]:
+        """The rewrites of one kind, each with its regions."""
+        for candidate in self.candidates:
+            if isinstance(candidate.rewrite, kind):
+                yield candidate.covers, candidate.rewrite
+
     def splits(self) -> dict[str, Split]:
         """By split region, its split."""
         return {
-            candidate.covers[0]: candidate.rewrite.split(self.graph.region(candidate.covers[0]).layer)
-            for candidate in self.candidates
-            if isinstance(candidate.rewrite, SplitRewrite)
+            name: rewrite.split(self.graph.region(name).layer)
+            for (name,), rewrite in self._rewrites(SplitRewrite)
         }
 
     def group_tilings(self) -> dict[tuple[str, ...], GroupTiling]:
         """The tilings of the groups of regions that one GPU kernel does, by the group's regions."""
-        return {
-            candidate.covers: GroupTiling.parse(candidate.rewrite.tiling)
-            for candidate in self.candidates
-            if isinstance(candidate.rewrite, FusedGroupRewrite)
-        }
+        groups = self._rewrites(FusedGroupRewrite)
+        return {covers: GroupTiling.parse(rewrite.tiling) for covers, rewrite in groups}
 
     def substitutions(self) -> dict[str, list[tuple[str, ...]]]:
         """By substitution, the groups of regions that the GPU does by it."""
         groups: dict[str, list[tuple[str, ...]]] = {}
-        for candidate in self.candidates:
-            if isinstance(candidate.rewrite, SubstitutionRewrite):
-                groups.setdefault(candidate.rewrite.substitution, []).append(candidate.covers)
+        for covers, rewrite in self._rewrites(SubstitutionRewrite):
+            groups.setdefault(rewrite.substitution, []).append(covers)
         return groups
 
     def channel_sets(self) -> dict[str, ChannelSet]:
@@ -213,25 +213,22 @@ class SearchResult(SearchedNetwork):
 
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines of the plan."""
-        return tuple(
-            pipelines.to_pipeline(candidate.covers, candidate.rewrite)
-            for candidate in self.candidates
-            if isinstance(candidate.rewrite, PipelineRewrite)
-        )
+        return tuple(itertools.starmap(pipelines.to_pipeline, self._rewrites(PipelineRewrite)))
 
 
 def profile(graph: RegionGraph, generator: CandidateGenerator) -> CostTable:
     """The cost table: every candidate of every region."""
     generator.prepare()
     caches = generator.costs.batch_kernels(lambda: pim_attention.attention_candidates(generator))
-    runs = (pipelines.candidates(generator), fused_groups.candidates(generator), caches.candidates)
-    group_candidates = {
-        r.name: tuple(c for by_region in runs for c in by_region.get(r.name, ())) for r in graph.regions
-    }
+    channels = generator.task_builder.kernel_channels
+    groups = generator.costs.batch_kernels(lambda: fused_groups.group_candidates(generator, channels))
+    group_candidates = [*pipelines.candidates(generator), *groups, *caches.candidates]
 
     def generate() -> tuple[dict[str, tuple[Candidate, ...]], Transforms]:
         """All candidates that the pins leave, in every use of the channels."""
-        candidates = {r.name: (*generator.candidates(r), *group_candidates[r.name]) for r in graph.regions}
+        candidates = {region.name: generator.candidates(region) for region in graph.regions}
+        for candidate in group_candidates:
+            candidates[candidate.covers[0]].append(candidate)
         return channel_modes.expand_candidates(generator, pins.pinned_candidates(generator, candidates))
 
     candidates, transforms = generator.costs.batch_kernels(generate)
@@ -411,12 +408,9 @@ def _check_capacity(
     generator: CandidateGenerator, table: CostTable, candidates: tuple[Candidate, ...]
 ) -> None:
     system, subject, levers = generator.system, "weights", ["a plan with fewer PIM regions (--plan)"]
-    device_row_bytes = row_bytes(system) * system.pim_channels
-    cache_rows = {
-        generator.graph.region(c.covers[-1]): c.footprint.bank_rows
-        for c in candidates
-        if pim_attention.is_cached(c)
-    }
+    device_row_bytes = row_bytes(system)
+    cached_candidates = filter(pim_attention.is_cached, candidates)
+    cache_rows = {generator.graph.region(c.covers[-1]): c.footprint.bank_rows for c in cached_candidates}
     if cache_rows:
         token_bytes = sum(
             rows * device_row_bytes / region.attention_layer.keys for region, rows in cache_rows.items()

@@ -27,7 +27,6 @@ def front_plans(search_result: SearchResult, points: int | None) -> list[SearchR
     bound_ns = min(plans.latency_bound_ns, search_result.gpu_only.latency_ns)
     for front_plan in front(plans, points, gpu_only_front):
         plan = to_search_result(search_result, front_plan.candidates, lower_bound_ns=bound_ns)
-        front_plan.require(plan.evaluation)
         if front_plan not in gpu_only_front and not plan.plan.uses_pim:
             # Its candidates have the GPU channels of a mixed plan; a plan without PIM has all channels.
             candidates, _ = plan_candidates(generator, table, plan.plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pimflow.core.candidate import CostTable
 from pimflow.placement.candidates import fused_groups
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.solvers.criteria import LATENCY
+from pimflow.placement.solvers.label_search import LATENCY
 from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal
 from pimflow.placement.solvers.plan_search import PlanSearch
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.region import RegionGraph
-from pimflow.core.rewrite import AttentionRewrite, FusedGroupRewrite, Rewrite, SubstitutionRewrite
+from pimflow.core.rewrite import AttentionRewrite, FusedGroupRewrite, GroupRewrite, SubstitutionRewrite
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint
 from pimflow.fusion import GroupTiling
@@ -38,8 +38,8 @@ def apply(
     Parameters
     ----------
     goal : Goal, optional
-        Says whether the baseline on the GPU alone may use convolution primitives, as it may if the plan does,
-        and the bound on the memory of the baseline, if it can meet it.
+        Of the baseline on the GPU alone: whether it may use convolution primitives, as it may if the plan
+        does, and the bound on its memory, if it can meet it.
     original : RegionGraph, optional
         See `SearchResult`.
 
@@ -213,8 +213,9 @@ def _candidate(
 ) -> Candidate:
     """The candidate of a choice, with `channels` memory channels of the GPU; by default as a mixed plan."""
     rewrite, covers = choice.rewrite, choice.regions
-    is_any = isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)()
-    if isinstance(rewrite, SubstitutionRewrite) or is_any:
+    if isinstance(rewrite, SubstitutionRewrite) or (
+        isinstance(rewrite, FusedGroupRewrite | AttentionRewrite) and rewrite == type(rewrite)()
+    ):
         fastest = _fastest_candidate(table, covers, rewrite)
         if channels is None:
             return fastest
@@ -277,19 +278,17 @@ def _readable_channels(
     return f"'channels' of it may be {', '.join(names)}; or " if names else ""
 
 
-def _fastest_candidate(table: CostTable, covers: tuple[str, ...], rewrite: Rewrite) -> Candidate:
-    """The fastest candidate of the table that does several regions as `rewrite` does; any of its kind if
-    `rewrite` says no more.
-    """
-    region_candidates = table.candidates[covers[0]]
-    runs = [c for c in region_candidates if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
-    is_any = not isinstance(rewrite, SubstitutionRewrite) or not rewrite.substitution
-    fitting = [c for c in runs if isinstance(c.rewrite, type(rewrite)) and (is_any or rewrite == c.rewrite)]
+def _fastest_candidate(
+    table: CostTable, covers: tuple[str, ...], rewrite: GroupRewrite | AttentionRewrite
+) -> Candidate:
+    """The fastest candidate of the table with such a rewrite; with any of its kind if it says no more."""
+    runs = [c for c in table.candidates[covers[0]] if c.covers == covers and c.channels == GPU_CHANNELS_ALONE]
+    same_kind = {c.rewrite for c in runs if isinstance(c.rewrite, type(rewrite))}
+    possible = same_kind if rewrite == type(rewrite)() else {rewrite}
+    fitting = [c for c in runs if c.rewrite in possible]
     if not fitting:
-        candidate_names = (
-            ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
-        )
+        names = ", ".join(c.name for c in runs) or "none, without the options that the plan was made with"
         raise PlanError(
-            f"regions {', '.join(covers)} cannot be {rewrite.mode} together so; candidates: {candidate_names}"
+            f"regions {', '.join(covers)} cannot be {rewrite.mode} together so; candidates: {names}"
         )
     return min(fitting, key=lambda c: Cost.from_candidate(c).latency_ns)

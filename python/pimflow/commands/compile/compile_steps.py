@@ -241,9 +241,8 @@ def verify_builds(
 ) -> Verification:
     """Verify every build that runs on this machine on every sample.
 
-    Drawn inputs for which values leave fp16 are drawn again, as smaller ones.
-
-    Returns the result of the first build that does, of the sample whose error is nearest to its bound.
+    Drawn inputs for which values leave fp16 are drawn again, as smaller ones. The result is that of the first
+    of these builds, for the sample whose error is nearest to its bound.
     """
     request.progress("verifying")
     verifications = _verifications(request, network, build_set, reference)
@@ -266,7 +265,7 @@ def verify_builds(
 def _verifications(
     request: CompileRequest, network: Network, build_set: BuildSet, run: ReferenceRun | Trial
 ) -> list[Verification]:
-    """Of every build that runs on this machine, in reverse, the results of all samples."""
+    """Results of all samples for every build that runs on this machine, in the reverse order of builds."""
     return [
         verify(network, target_build, request.system, inputs, expected, request.tolerance)
         for target_build in reversed(build_set.builds)
@@ -291,9 +290,9 @@ def with_kernel_times(
 def decoder_part(
     model: Model, network: Network, search_result: SearchResult | None = None, context: int | None = None
 ) -> str | None:
-    """What a reader has to know of a decoder: that it is one block of several, that its cache is copied.
+    """Notes on a decoder for the report: that it is one block of several, that each step copies its cache.
 
-    With a result and a context also what a step takes on a GPU that decodes as the best published one does.
+    With a result and a context also the time of a step on a GPU that decodes as the best published one does.
     """
     notes = []
     if isinstance(model, str) and model in zoo.decoder_names():
@@ -303,8 +302,8 @@ def decoder_part(
             notes.append(f"one block of {decoder.layers}, and no output layer: all figures are of one block")
         if search_result is not None and context is not None:
             types = {region.geometry.weights for region in search_result.graph.regions if region.geometry}
-            if kind := next(filter(None, types), None):
-                decoder = decoder.with_weights(kind)
+            if weights := next(filter(None, types), None):
+                decoder = decoder.with_weights(weights)
             published = PublishedDecode.from_decoder(decoder, search_result.system, block_only=is_block)
             step_ns, plan_ns = published and published.step_ns(context), search_result.evaluation.latency_ns
             if published and step_ns:

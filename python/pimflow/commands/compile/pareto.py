@@ -42,7 +42,7 @@ def pareto(model: Model, system: System | None = None, points: int = 8, **keywor
 
     Returns
     -------
-    Rows of FrontPoint
+    Rows of ParetoPoint
         The fastest plan first. `memory_bytes` is the size of the pool that is built for the target.
 
     Raises
@@ -68,26 +68,29 @@ def search_front(
     With ``where=pays`` each objective decomposes other layers: then there is a search for each of the three
     objectives, of the network that `load_network` loads.
     """
-    candidates, decomposition = (
-        list(_front(network, search_result, points, request.target)),
-        request.options.decomposition_request,
-    )
+    candidates = list(_front(network, search_result, points, request.target))
+    decomposition = request.options.decomposition_request
     if decomposition is not None and decomposition.where == "pays":
         original = load_network()
         for objective in OBJECTIVES:
             if objective != request.goal.objective:
                 objective_request = replace(request, goal=replace(request.goal, objective=objective))
                 candidates += _front(*objective_request.find_plan(original), points, request.target)
-    best = pareto_front(candidates)
-    return tuple(best[number] for number in select_spread([point.figures for point in best], points))
+    front = pareto_front(candidates)
+    return tuple(front[index] for index in select_spread([point.figures for point in front], points))
 
 
 def _front(
     network: Network, search_result: SearchResult, points: int, target: str
 ) -> tuple[ParetoPoint, ...]:
-    """The front of one network's layers, with the pools of `target` within the bound on memory."""
+    """The front of a searched network: plans whose pools for `target` are within the bound on memory."""
     pools = PlanPools(network=network, target=targets.target_by_name(target), system=search_result.system)
-    max_bytes = search_result.goal.max_memory_bytes or math.inf
+    bound = search_result.goal.max_memory_bytes
+    goal = replace(
+        search_result.goal,
+        max_memory_bytes=bound and pools.search_bound(bound),
+        kernel_device=pools.kernel_device,
+    )
 
     def point(plan: SearchResult) -> ParetoPoint:
         return ParetoPoint(
@@ -101,7 +104,7 @@ def _front(
 
     front_points = [
         candidate
-        for candidate in map(point, front_plans(search_result, points))
-        if candidate.memory_bytes <= max_bytes
+        for candidate in map(point, front_plans(replace(search_result, goal=goal), points))
+        if candidate.memory_bytes <= (bound or math.inf)
     ]
     return pareto_front(front_points or [point(search_result)])

@@ -81,18 +81,18 @@ def choose_channels(
             "--pim-channels auto compares times and energies; with --objective memory, give a number"
         )
 
-    def figures(candidate: SearchRequest, network: Network) -> tuple[ChannelCount, float]:
+    def figures(request: SearchRequest, network: Network) -> tuple[ChannelCount, float]:
         """The row of a number, and what the goal compares."""
-        progress(f"searching with {candidate.system.pim_channels} PIM channels")
-        _, search_result = candidate.find_plan(network)
+        progress(f"searching with {request.system.pim_channels} PIM channels")
+        _, search_result = request.find_plan(network)
         latency_ns = search_result.evaluation.latency_ns
         row = ChannelCount(
-            pim_channels=candidate.system.pim_channels,
+            pim_channels=request.system.pim_channels,
             latency_ns=latency_ns,
             energy_pj=search_result.evaluation.energy_pj,
             speedup=search_result.baseline.latency_ns / latency_ns,
         )
-        return row, candidate.goal.value(search_result.evaluation)
+        return row, request.goal.value(search_result.evaluation)
 
     systems = [replace(request.system, pim_channels=count) for count in counts(request.system)]
     rows_without_plan = [ChannelCount(pim_channels=candidate.pim_channels) for candidate in systems]
@@ -135,16 +135,16 @@ def choose_copy_ahead(
             f"--copy-ahead auto compares latencies; with --objective {request.goal.objective}, give a number"
         )
 
-    def figures(candidate: SearchRequest, network: Network) -> tuple[CopyDistance, float]:
+    def figures(request: SearchRequest, network: Network) -> tuple[CopyDistance, float]:
         """The row of a distance, whose pool is as it is built, and the latency with copies."""
-        progress(f"searching with copies {candidate.system.copy_ahead} kernels ahead")
-        prepared, search_result = candidate.find_plan(network)
-        target = targets.target_by_name(candidate.target)
-        pools = PlanPools(network=prepared, target=target, system=candidate.system)
+        progress(f"searching with copies {request.system.copy_ahead} kernels ahead")
+        prepared, search_result = request.find_plan(network)
+        target = targets.target_by_name(request.target)
+        pools = PlanPools(network=prepared, target=target, system=request.system)
         streaming = StreamingReport.from_search(search_result)
         assert streaming is not None  # the system streams
         row = CopyDistance(
-            copy_ahead=candidate.system.copy_ahead,
+            copy_ahead=request.system.copy_ahead,
             latency_ns=streaming.plan.latency_ns,
             pool_bytes=pools.pool_bytes(search_result),
         )

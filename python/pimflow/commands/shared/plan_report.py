@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from pimflow.core.json_form import FLAT, named, report_from
 from pimflow.placement import Evaluation, SearchResult
-from pimflow.placement.solvers.evaluate import overlap_ns
 
 BASELINE = "the network as it was given, on the GPU with all memory channels"
 MIXTURE = "the best that it may become"
@@ -91,7 +90,7 @@ class Estimate:
             pins=goal.how_by_layer,
             gap=search_result.gap,
             lower_bound_ns=search_result.plan.lower_bound_ns,
-            overlapped_ns=overlap_ns(search_result.graph, search_result.candidates, search_result.table),
+            overlapped_ns=search_result.evaluation.overlap_ns,
         )
 
 

@@ -100,10 +100,10 @@ class AsyncCopies(FragmentCalls):
                 self._begun = []
 
             return _commit
-        under_way = self._expression(stmt.value)
+        allowed_groups = self._expression(stmt.value)
 
         def _wait() -> None:
-            while len(self._groups) > int(under_way()[0, 0]):
+            while len(self._groups) > int(allowed_groups()[0, 0]):
                 for copy in self._groups.pop(0):
                     self._finish(copy)
             if body is not None:
@@ -117,11 +117,11 @@ class AsyncCopies(FragmentCalls):
         self._store(copy.place, copy.values)
         self._running.mask = outer
 
-    def _mark(self, place: Place, is_under_way: bool) -> None:
+    def _mark(self, place: Place, is_unfinished: bool) -> None:
         """Mark elements of shared memory as written by copies that are under way, or no longer."""
         memory = place.memory
         if place.logged is None:
             return
-        if memory.under_way is None:
-            memory.under_way = np.zeros(memory.data.size // memory.unit, bool)
-        memory.under_way[place.logged.elements] = is_under_way
+        if memory.unfinished is None:
+            memory.unfinished = np.zeros(memory.data.size // memory.unit, bool)
+        memory.unfinished[place.logged.elements] = is_unfinished

@@ -61,7 +61,7 @@ class Place:
 
 
 class LaneMemory:
-    """Accesses to memories, of which each has indices that become a function.
+    """Accesses to memories; the indices of each access become one function that computes them.
 
     Attributes
     ----------
@@ -96,9 +96,9 @@ class LaneMemory:
         return self._variables.setdefault(variable, variable)
 
     def _memoize(self, exprs: Sequence[ir.Expr], compute: Expression) -> Expression:
-        """`compute`, done again only where a variable of its expressions has another value.
+        """`compute` with a memory: it computes again only after a variable of `exprs` has changed.
 
-        That is so for expressions of variables alone; `compute` itself is returned for others.
+        If `exprs` have other parts than variables and pure functions, `compute` itself is returned.
         """
         variables: set[ir.Var] = set()
         for expr in exprs:
@@ -187,26 +187,27 @@ class LaneMemory:
         lanes, memory = self._running, self._memories[view.memory]
         positions = self._replace_outside(view, positions, lanes.mask)
         threads, data = lanes.active(), self._elements(view)
-        every = np.broadcast_to(positions, (lanes.count, positions.shape[1]))
-        running = every if lanes.mask is None else every[lanes.mask[:, 0]]
-        logged = None if memory.log is None else self._log_entry(view, threads, running)
+        active = np.broadcast_to(positions, (lanes.count, positions.shape[1]))
+        if lanes.mask is not None:
+            active = active[lanes.mask[:, 0]]
+        logged = None if memory.log is None else self._log_entry(view, threads, active)
         row = None
         if memory.scope == "shared":
-            positions, running = (
+            positions, active = (
                 index * data.shape[1] + place
-                for index, place in ((lanes.block_index, positions), (threads.block_index, running))
+                for index, place in ((lanes.block_index, positions), (threads.block_index, active))
             )
         elif memory.scope == "local":
             first, width = int(positions[0, 0]), positions.shape[1]
             if len(positions) == 1 and (positions[0] == np.arange(first, first + width)).all():
                 row = slice(first, first + width)
             positions = np.arange(lanes.count)[:, None] * data.shape[1] + positions
-            running = threads.index * data.shape[1] + running
+            active = threads.index * data.shape[1] + active
         return Place(
             memory=memory,
             data=data.reshape(-1),
             positions=positions,
-            active=running,
+            active=active,
             row=row if lanes.mask is None else None,
             logged=logged,
         )
@@ -252,10 +253,10 @@ class LaneMemory:
 
     def _record(self, place: Place, is_write: bool) -> None:
         """Log an access, if its memory has a log."""
-        log, lanes, under_way = place.memory.log, self._running, place.memory.under_way
+        log, lanes, unfinished = place.memory.log, self._running, place.memory.unfinished
         if log is not None and place.logged is not None:
-            if under_way is not None and under_way[place.logged.elements].any():
-                index = int(under_way[place.logged.elements].argmax())
+            if unfinished is not None and unfinished[place.logged.elements].any():
+                index = int(unfinished[place.logged.elements].argmax())
                 self.report(Fault.UNFINISHED_COPY, place.memory.name, int(place.logged.elements[index]))
             (log.write if is_write else log.read)(place.logged, lanes.epoch, lanes.warp_epochs)
 

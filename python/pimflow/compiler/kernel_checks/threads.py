@@ -114,7 +114,7 @@ class Memory:
 
     `data` has the axes (element), (block, byte), (thread, element) or (warp, fragment, row, column), for
     global and shared memory, registers, and fragments; `size_bytes` are those of one block or thread. `gaps`
-    are bytes of shared memory that nothing may access. `version` counts writes. `under_way` are
+    are bytes of shared memory that nothing may access. `version` counts writes. `unfinished` are
     elements of the log that asynchronous copies write.
     """
 
@@ -126,7 +126,7 @@ class Memory:
     unit: int = 2  # bytes of shared memory that are one element of its log
     gaps: npt.NDArray[np.bool_] | None = None
     version: int = 0
-    under_way: npt.NDArray[np.bool_] | None = None
+    unfinished: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

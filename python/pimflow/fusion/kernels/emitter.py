@@ -103,7 +103,7 @@ class TileEmitter:
             T.buffer_store(dram, _cast(self.pool[address], dram.dtype), list(index))
         else:
             T.buffer_store(self.pool, _cast(dram[index], self.pool.dtype), [address])
-        if self.target.counted:
+        if self.target.counts_bytes:
             slot = self.thread * len(self.streams) + self.streams.index((kind, name))
             T.buffer_store(
                 self.counters, self.counters[slot] + tirx.const(self.element_bytes, "int64"), [slot]
@@ -268,7 +268,7 @@ class TileEmitter:
 
     def weights(self, layer: Layer) -> Weight | None:
         """A function of `k` and `f` that gives weight `k` of filter `f`; see `weight_layout`."""
-        if self.target.network:
+        if self.target.in_network:
             buffer, filters = self.filters.get(layer.name), self.computations[layer.name].weights.shape[1]
             return lambda k, f: _cast(buffer[k * filters + f], ARITHMETIC_TYPE)
         if not layer.weight_elements:
@@ -297,7 +297,7 @@ class TileEmitter:
 
     def _dram_index(self, name: str, index: Index) -> Index:
         """Index of an element in DRAM."""
-        if self.target.network:
+        if self.target.in_network:
             return index
         shape = self.graph.shapes[name]
         return (((index[0] * shape[1] + index[1]) * shape[2] + index[2]) * shape[3] + index[3],)

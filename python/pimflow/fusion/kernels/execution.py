@@ -265,7 +265,7 @@ def build(
     group: Group, placement: Placement, computations_by_layer: Mapping[str, Computation], dtype: str = "fp32"
 ) -> GroupFunction:
     """Compile the function of a group for the CPU, with counters."""
-    target = parameters.KernelTarget(counted=True, dtype=dtype)
+    target = parameters.KernelTarget(counts_bytes=True, dtype=dtype)
     function = generator.generate(NAME, group, placement, computations_by_layer, target)
     return GroupFunction(
         function=tvm.compile(tvm.IRModule({NAME: function}), target="llvm")[NAME],

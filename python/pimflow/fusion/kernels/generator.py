@@ -68,7 +68,7 @@ class Generator(TileEmitter):
         for step, (operand, _) in self.group.operand_overlays(self.element_bytes).items():
             layer = self.group.layers[step]
             alias = lives[layer.name].alias
-            if alias and alias == lives[operand].alias and not layer.in_place:
+            if alias and alias == lives[operand].alias and not layer.is_in_place:
                 raise UnsupportedOpError(
                     f"layer '{layer.name}' overwrites operands that other threads read; give --reuse lifetime"
                 )
@@ -78,23 +78,23 @@ class Generator(TileEmitter):
         with IRBuilder() as builder, T.prim_func():
             T.func_name(name)
             T.func_attr({"tirx.noalias": True})
-            self._network_parameters() if self.target.network else self._parameters()
+            self._network_parameters() if self.target.in_network else self._parameters()
             with contextlib.ExitStack() as stack:
                 self.thread = 0
                 if self.target.threads:
-                    blocks = self.group.tiling.blocks if self.target.network else 1
+                    blocks = self.group.tiling.blocks if self.target.in_network else 1
                     block = stack.enter_context(T.launch_thread("blockIdx.x", blocks))
                     self.thread = stack.enter_context(T.launch_thread("threadIdx.x", self.target.threads))
                     self.pool = T.alloc_buffer((self.pool_elements,), self.stored_type, scope="shared.dyn")
                     self._registers()
-                    self._block(block) if self.target.network else self._all_tiles()
-                elif self.target.network:
+                    self._block(block) if self.target.in_network else self._all_tiles()
+                elif self.target.in_network:
                     self._tasks()
                 else:
                     self._registers()
                     self._all_tiles()
         kernel = builder.get().with_attr("global_symbol", name)
-        return kernel.with_attr(OVERWRITABLE, self._overwritable()) if self.target.network else kernel
+        return kernel.with_attr(OVERWRITABLE, self._overwritable()) if self.target.in_network else kernel
 
     def _overwritable(self) -> list[int]:
         """Positions of operands of which a tile loads, once and before, the elements that it stores."""
@@ -122,7 +122,7 @@ class Generator(TileEmitter):
             size = sizes[name] if kind == "weights" else self.graph.elements(name)
             self.dram[kind, name] = T.arg(f"{kind}_{index}", T.Buffer((size,), self.stored_type))
         self._table()
-        if self.target.counted:
+        if self.target.counts_bytes:
             slots = len(self.streams) * max(1, self.target.threads)
             self.counters = T.arg("counters", T.Buffer((slots,), "int64"))
         if not self.target.threads:
@@ -253,7 +253,7 @@ class Generator(TileEmitter):
         self.load(layer, lambda name: self.first_step[name] == step)
         self.sync()
         streamed = layer.weight_elements and layer.name not in self.group.resident
-        if streamed and not self.target.network:
+        if streamed and not self.target.in_network:
             self._compute_streamed(layer)
         else:
             for formula in self.computations[layer.name].formulas:

@@ -26,11 +26,11 @@ class KernelTarget:
     ----------
     threads : int
         Threads of a GPU block, whose pool is in shared memory; 0 on a CPU, where the pool is a parameter.
-    counted : bool
+    counts_bytes : bool
         Whether the function counts the bytes of every copy, in one more parameter.
     dtype : str
-        One of `STORAGE_TYPES`: storage type of the pool and the weights, and of DRAM unless `network` is set.
-    network : bool
+        One of `STORAGE_TYPES`: storage type of the pool and the weights, and of DRAM unless `in_network`.
+    in_network : bool
         Whether it is a kernel of a compiled network: tensors are NHWC, weights are not copied to the pool,
         the kernel allocates the pool, and each tile is a block on a GPU.
     types : mapping of str to str
@@ -38,9 +38,9 @@ class KernelTarget:
     """
 
     threads: int = 0
-    counted: bool = False
+    counts_bytes: bool = False
     dtype: str = "fp32"
-    network: bool = False
+    in_network: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
 
     @property

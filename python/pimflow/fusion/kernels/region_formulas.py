@@ -85,7 +85,7 @@ class MapLayers:
     def _computation(self, name: str) -> Computation:
         group = self.groups[name]
         layer = self.graph.layers[self.graph.index[name]]
-        if group.extra_outputs or layer.view:
+        if group.extra_outputs or layer.is_view:
             reason = (
                 "it stores what is inside, too"
                 if group.extra_outputs

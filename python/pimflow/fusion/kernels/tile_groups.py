@@ -119,7 +119,7 @@ class TileGroups:
         group, placement = self._place_group(str(function.attrs[TILES]), graph, computations)
         placement = placement.with_gaps() if self.with_gaps else placement
         target = KernelTarget(
-            threads=THREADS if self.on_gpu else 0, network=True, dtype=self.dtype, types=types
+            threads=THREADS if self.on_gpu else 0, in_network=True, dtype=self.dtype, types=types
         )
         computations = {
             layer.name: replace(

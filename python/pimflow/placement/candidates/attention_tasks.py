@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
 from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region
 from pimflow.pim_backend.programs.cache_schedule import CacheSchedule
 from pimflow.placement.candidates.candidates import CandidateGenerator
-from pimflow.placement.candidates.l2_reuse import L2Reuse
+from pimflow.placement.candidates.tasks import TaskList
 from pimflow.placement.costs.attention_runs import ProductCost
 from pimflow.placement.costs.pim_runs import PimCost
 
@@ -35,10 +34,9 @@ class CachedRun:
     @property
     def mask_elements(self) -> int:
         """Elements of the mask and the positions, unless they are constants, and of the scales of values."""
-        attention = self.attention.attention_layer
+        attention, elements = self.attention.attention_layer, sum(self._other_operands[0])
         unread = 2 * math.prod(attention.scale_shape) - self.scale_elements // 2
-        others = sum(self._other_operand_elements[: self._source_begin])
-        return others - (unread if attention.cache_type else 0)
+        return elements - unread if attention.cache_type else elements
 
     @property
     def scale_elements(self) -> int:
@@ -50,25 +48,21 @@ class CachedRun:
     @property
     def source_elements(self) -> int:
         """Elements of the tensors that the operators before attention compute Q from."""
-        return sum(self._other_operand_elements[self._source_begin :])
+        return sum(self._other_operands[1])
 
     @property
-    def _other_operand_elements(self) -> list[int]:
-        """Elements of each operand other than Q, K and V."""
-        region, first_operand = self.attention, 0 if self.attention.prologue else 1
-        operands = list(zip(region.inputs, region.input_elements))[first_operand : region.operands]
-        return [elements for name, elements in operands if name not in self.covers]
+    def _other_operands(self) -> tuple[list[int], list[int]]:
+        """Elements of each operand other than Q, K and V.
 
-    @property
-    def _source_begin(self) -> int:
-        """How many of `_other_operand_elements` come before the sources of Q.
-
-        A mask, sinks, scales and positions that are no constants.
+        First a mask, sinks, scales and positions that are no constants, then the sources of Q.
         """
-        attention, other_count = self.attention.attention_layer, len(self._other_operand_elements)
+        region, attention = self.attention, self.attention.attention_layer
+        operands = list(zip(region.inputs, region.input_elements))[not region.prologue : region.operands]
+        elements = [count for name, count in operands if name not in self.covers]
         scales = 2 if attention.cache_type else 0
         count = attention.masked + attention.sinks + scales + attention.positioned
-        return min(count, other_count - bool(self.attention.prologue))
+        begin = min(count, len(elements) - bool(region.prologue))
+        return elements[:begin], elements[begin:]
 
 
 def attention_tasks(
@@ -78,135 +72,89 @@ def attention_tasks(
     keys: ProductCost,
     values: ProductCost,
 ) -> tuple[Task, ...]:
-    """Scores of each group, then products of the group before with its values; see the module docstring."""
-    if not generator.system.gpu_channels:
-        return _switched_tasks(generator, run, keys, values)
-    parts = schedule.parts
-    tasks = _AttentionTasks(generator, run, parts)
-    query_tasks = tasks.append(
-        [_query_task(generator, run)] if run.attention.has_prologue_kernels else [], ()
-    )
-    softmaxes: list[tuple[int, ...]] = []
-    for part in range(parts + 1):
-        if part < parts:
-            score_tasks = tasks.append_scores(part, keys, values, query_tasks)
-            kernels = softmax_kernels(generator, run, keys, parts)
-            softmaxes.append(tasks.append_softmax(part, kernels, score_tasks))
-        if part:
-            probabilities = math.prod(run.attention.attention_layer.score_shape)
-            product = tasks.program(
-                f"{run.attention.name} values", part - 1, values.product, probabilities, values.sums
-            )
-            tasks.append(product, softmaxes[part - 1])
-    tasks.append(_sum_tasks(generator, run, values), tuple(range(len(tasks.tasks))))
-    return tuple(tasks.tasks)
+    """Scores of each group, then products of the group before with its values (see `pim_attention`).
 
-
-def _switched_tasks(
-    generator: CandidateGenerator, run: CachedRun, keys: ProductCost, values: ProductCost
-) -> tuple[Task, ...]:
-    """The tasks where all channels have PIM, one after the other.
-
-    For the GPU's kernels these are plain memory. Before a program, operands are read into the L2, and all
-    channels are switched; after it they are switched back, and results are written.
+    If all channels have PIM, there is one group. For the GPU's kernels the channels are plain memory: before
+    a program, operands are read into the L2, and all channels are switched; after it they are switched back,
+    and results are written.
     """
-    tasks, attention = _AttentionTasks(generator, run, 1), run.attention.attention_layer
-    dtype, name = generator.system.dtype, run.attention.name
-    element, result = ELEMENT_BYTES[dtype], RESULT_BYTES[dtype]
-    appended = run.keys.kernel.append_elements + run.values.kernel.append_elements
-    probabilities = math.prod(attention.score_shape)
-    tasks.append([_query_task(generator, run)] if run.attention.has_prologue_kernels else [], ())
-    tasks.append_operands(f"{name} scores", (run.query_elements + appended) * element)
-    tasks.append_scores(0, keys, values, tasks.last)
-    tasks.append_results(f"{name} scores", keys.product.results * keys.sums * result)
-    tasks.append_softmax(0, softmax_kernels(generator, run, keys, 1), tasks.last)
-    tasks.append_operands(f"{name} values", probabilities * element)
-    tasks.append(tasks.program(f"{name} values", 0, values.product, probabilities, values.sums), tasks.last)
-    tasks.append_results(f"{name} values", math.prod(attention.output_shape) * values.sums * result)
-    tasks.append(_sum_tasks(generator, run, values), tasks.all)
-    return tuple(tasks.tasks)
+    tasks = _AttentionTasks(generator, run, schedule.parts)
+    has_query_kernel = run.attention.has_prologue_kernels
+    query_tasks = tasks.append_after([_query_task(generator, run)] if has_query_kernel else [], ())
+    softmaxes: list[tuple[int, ...]] = []
+    for part in range(schedule.parts + 1):
+        if part < schedule.parts:
+            waits = tasks.append_scores(part, keys, values, query_tasks)
+            softmaxes.append(tasks.append_softmax(part, keys, waits))
+        if part:
+            tasks.append_values(part - 1, values, softmaxes[part - 1])
+    tasks.append_after(_sum_tasks(generator, run, values), tasks.positions)
+    return tuple(tasks)
 
 
-@dataclass(frozen=True)
-class _AttentionTasks:
-    """The tasks of attention in `parts` groups, in the order in which they are issued."""
+class _AttentionTasks(TaskList):
+    """The tasks of attention in `parts` groups."""
 
-    generator: CandidateGenerator
-    run: CachedRun
-    parts: int
-    tasks: list[Task] = field(default_factory=list)
+    def __init__(self, generator: CandidateGenerator, run: CachedRun, parts: int):
+        super().__init__()
+        self.run, self.parts, self.system = run, parts, generator.system
+        self.builder, self.name = generator.task_builder, run.attention.name
 
-    def append(self, tasks: Iterable[Task], after: tuple[int, ...]) -> tuple[int, ...]:
-        """Append tasks that wait for the tasks `after`; returns their positions."""
-        begin = len(self.tasks)
-        self.tasks.extend(task.with_dependencies(after) for task in tasks)
-        return tuple(range(begin, len(self.tasks)))
+    def _suffix(self, part: int) -> str:
+        return f", {part + 1} of {self.parts}" if self.parts > 1 else ""
 
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Positions of all tasks so far."""
-        return tuple(range(len(self.tasks)))
-
-    @property
-    def last(self) -> tuple[int, ...]:
-        """Position of the last task, if there is one."""
-        return self.all[-1:]
-
-    def append_operands(self, label: str, read_bytes: int) -> None:
-        """Append the read of a program's operands into the L2, and the switch of all channels to PIM."""
-        transfer = self._l2_reuse.transfer_task(f"{label} (operands to the L2)", read_bytes)
-        for task in (transfer, *self.generator.task_builder.switch_tasks):
-            self.append([task], self.last)
-
-    def append_results(self, label: str, result_bytes: int) -> None:
-        """Append the switch of all channels to plain memory, and the write of a program's results."""
-        write_task, waits = self._l2_reuse.write_task(label, result_bytes), self.all
-        for task in (*self.generator.task_builder.switch_tasks, write_task):
-            waits = self.append([task], waits)
-
-    @property
-    def _l2_reuse(self) -> L2Reuse:
-        return L2Reuse(self.generator)
-
-    def program(self, label: str, part: int, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:
+    def _program(self, label: str, cost: PimCost, value_elements: int, sums: int = 1) -> list[Task]:
         """The tasks of a PIM program of one group, in a submission of its own."""
-        return self.generator.task_builder.pim_tasks(
-            label + self._part_label(part), cost, value_elements // self.parts, sums
-        )
+        return self.builder.pim_tasks(label, cost, value_elements // self.parts, sums)
+
+    def _append_staging(self, label: str, read_elements: int, waits: tuple[int, ...]) -> tuple[int, ...]:
+        """Append what comes before a program if all channels have PIM; returns what the program awaits."""
+        if self.system.gpu_channels:
+            return waits
+        read_bytes = read_elements * ELEMENT_BYTES[self.system.dtype]
+        return self.append_sequence(self.builder.staging_tasks(label, read_bytes), waits)
+
+    def _append_writeback(self, label: str, results: int, waits: tuple[int, ...]) -> tuple[int, ...]:
+        """Append what follows a program if all channels have PIM; returns what a reader awaits."""
+        if self.system.gpu_channels:
+            return waits
+        result_bytes = results * RESULT_BYTES[self.system.dtype]
+        return self.append_sequence(self.builder.writeback_tasks(label, result_bytes), self.positions)
 
     def append_scores(
-        self, part: int, keys: ProductCost, values: ProductCost, after: tuple[int, ...]
+        self, part: int, keys: ProductCost, values: ProductCost, waits: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Append one submission: the appends to both caches, and between them the product with the keys.
+        """Append the product with the keys, between the appends to both caches, as one submission.
 
-        Returns the positions of the tasks of the product.
+        Returns the positions of the tasks that the softmax awaits.
         """
-        run = self.run
+        run, suffix, label = self.run, self._suffix(part), f"{self.name} scores"
         key_elements, value_elements = run.keys.kernel.append_elements, run.values.kernel.append_elements
-        first = self.append(self.program(run.keys.name, part, keys.append, key_elements), after)[:1]
-        product = self.program(
-            f"{run.attention.name} scores", part, keys.product, run.query_elements, keys.sums
-        )
-        score_tasks = self.append(map(_without_launch, product), first)
-        new_values = self.program(run.values.name, part, values.append, value_elements)
-        self.append(map(_without_launch, new_values), first)
-        return score_tasks
+        waits = self._append_staging(label, run.query_elements + key_elements + value_elements, waits)
+        new_keys = self._program(run.keys.name + suffix, keys.append, key_elements)
+        first = self.append_after(new_keys, waits)[:1]
+        product = self._program(label + suffix, keys.product, run.query_elements, keys.sums)
+        score_tasks = self.append_after(map(_without_launch, product), first)
+        new_values = self._program(run.values.name + suffix, values.append, value_elements)
+        self.append_after(map(_without_launch, new_values), first)
+        return self._append_writeback(label, keys.product.results * keys.sums, score_tasks)
 
-    def append_softmax(
-        self, part: int, kernels: Mapping[str, Kernel], after: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        """Append the kernels of the softmax of the scores of one group, in sequence."""
-        name, builder = self.run.attention.name, self.generator.task_builder
-        for title, kernel in kernels.items():
-            label = f"{name} ({title}{self._part_label(part)})"
-            if self.parts > 1:
-                after = self.append(builder.gpu_tasks_with_traffic(label, name, kernel), after)
-            else:
-                after = self.append([builder.gpu_task(label, kernel)], after)
-        return after
+    def append_softmax(self, part: int, keys: ProductCost, waits: tuple[int, ...]) -> tuple[int, ...]:
+        """Append the kernels of the softmax of the scores; returns the positions of the last one's tasks."""
+        for title, kernel in softmax_kernels(self.system.dtype, self.run, keys, self.parts).items():
+            label = f"{self.name} ({title}{self._suffix(part)})"
+            tasks = self.builder.gpu_tasks_with_traffic(label, self.name, kernel)
+            waits = self.append_after(tasks if self.parts > 1 else tasks[:1], waits)
+        return waits
 
-    def _part_label(self, part: int) -> str:
-        return f", {part + 1} of {self.parts}" if self.parts > 1 else ""
+    def append_values(self, part: int, values: ProductCost, waits: tuple[int, ...]) -> None:
+        """Append the product of the softmax with the values."""
+        attention, label = self.run.attention.attention_layer, f"{self.name} values"
+        probabilities = math.prod(attention.score_shape)
+        waits = self._append_staging(label, probabilities, waits)
+        product = self._program(label + self._suffix(part), values.product, probabilities, values.sums)
+        product_tasks = self.append_after(product, waits)
+        self._append_writeback(label, math.prod(attention.output_shape) * values.sums, product_tasks)
 
 
 def _without_launch(task: Task) -> Task:
@@ -214,14 +162,12 @@ def _without_launch(task: Task) -> Task:
     return replace(task, launch_ns=0.0, launched=False)
 
 
-def softmax_kernels(
-    generator: CandidateGenerator, run: CachedRun, keys: ProductCost, parts: int
-) -> dict[str, Kernel]:
+def softmax_kernels(dtype: str, run: CachedRun, keys: ProductCost, parts: int) -> dict[str, Kernel]:
     """By title, the kernels that compute the softmax of the scores of one of `parts` groups.
 
     Scores of a narrow cache are multiplied by the scales of keys in a kernel of their own.
     """
-    region, dtype = run.attention, generator.system.dtype
+    region = run.attention
     scores, element = keys.product.results * keys.sums, ELEMENT_BYTES[dtype]
     read_bytes, written = scores * RESULT_BYTES[dtype], math.prod(region.attention_layer.score_shape) // parts
     kernels = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pimflow.core.candidate import Candidate, EdgeCost, Footprint, Task, in_sequence
+from pimflow.core.candidate import Candidate, EdgeCost, Footprint
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
@@ -20,15 +21,14 @@ from pimflow.core.rewrite import (
     PimRewrite,
     SplitRewrite,
 )
-from pimflow.core.split import WHOLE, Split
+from pimflow.core.split import Split
 from pimflow.errors import PlanError, UsageError
 from pimflow.fusion.tilings import TilingSearch
 from pimflow.hardware import System
-from pimflow.hardware.systems import LAUNCHES
 from pimflow.pim_backend.programs.capability import unsupported_reason
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates import pim_epilogue
-from pimflow.placement.candidates.tasks import TaskBuilder
+from pimflow.placement.candidates.tasks import TaskBuilder, TaskList
 from pimflow.placement.costs import splits
 from pimflow.placement.costs.costs import Costs, Profiling
 from pimflow.placement.costs.pim_runs import LayerPimCost
@@ -123,27 +123,28 @@ class CandidateGenerator:
         """Layers that PIM can run, with the splits to time."""
         if set(self.modes) <= {Mode.GPU}:
             return []
-        capable = {self._key(r): r for r in self.graph.regions if not self.unsupported_reason(r)}
+        capable = {self._key(region): region for region in self._capable_regions}
         missing = {key: region for key, region in capable.items() if key not in self._layers}
         self._layers |= self.costs.batch_kernels(
-            lambda: {key: self._split_layer(r) for key, r in missing.items()}
+            lambda: {key: self._split_layer(region) for key, region in missing.items()}
         )
         return [self._layers[key] for key in capable]
 
-    def _key(self, region: Region) -> tuple[ConvGeometry, float]:
-        return region.layer, self.l2_rereads(region)
+    @property
+    def _capable_regions(self) -> list[Region]:
+        return [region for region in self.graph.regions if not self.unsupported_reason(region)]
 
     def _residual_layers(self) -> list[splits.SplitLayer]:
         """Layers whose product on PIM can add the residual too (`PimProgram.added_channels`)."""
-        if Mode.PIM not in self.modes:
-            return []
         return [
-            self.costs.layer(device_epilogue.pim_layer(region.layer), region.name)
-            for region in self.graph.regions
-            if not self.unsupported_reason(region)
-            for device_epilogue in pim_epilogue.profitable_epilogues(region, self.system)
-            if device_epilogue.accumulates_residual
+            self.costs.layer(region.layer.with_added_channels, region.name)
+            for region in (self._capable_regions if Mode.PIM in self.modes else ())
+            for rewrite in pim_epilogue.profitable_epilogues(region, self.system)
+            if rewrite.accumulates_residual
         ]
+
+    def _key(self, region: Region) -> tuple[ConvGeometry, float]:
+        return region.layer, self.l2_rereads(region)
 
     def _split_layer(self, region: Region) -> splits.SplitLayer:
         """The layer of a region, with the splits to time."""
@@ -161,31 +162,23 @@ class CandidateGenerator:
 
     def _all_non_pim_times(self, region: Region) -> tuple[splits.NonPimTimes, ...]:
         """`_non_pim_times` of all splits of a region; independent of the PIM launch time."""
-        key = (self._identity_without_pim_launch, *self._key(region))
+        key = (self.gpu_identity, *self._key(region))
         if key not in self.costs.non_pim_times:
             possible = splits.all_splits(region.layer, self.system.pim)
             self.task_builder.time_parts(region, possible)
             self.costs.non_pim_times[key] = tuple(self._non_pim_times(region, split) for split in possible)
         return self.costs.non_pim_times[key]
 
-    @functools.cached_property
-    def _identity_without_pim_launch(self) -> str:
-        return self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0).identity
-
     def _non_pim_times(self, region: Region, split: Split) -> splits.NonPimTimes:
         """Times of all parts of a split but PIM's."""
-        results = split.pim_output_elements(region.layer)
-        gpu = self.task_builder.gpu_part_tasks(region, split)
+        builder, results = self.task_builder, split.pim_output_elements(region.layer)
+        gpu, rereads = builder.gpu_part_tasks(region, split), self.l2_rereads(region)
+        sum_tasks = builder.partial_sum_tasks(region, split, results, rereads)
         return splits.NonPimTimes(
             split=split,
-            gpu_ns=self.task_builder.standalone_ns(gpu[:1]),
+            gpu_ns=builder.standalone_ns(gpu[:1]),
             crossbar_ns=sum(task.duration_ns for task in gpu[1:]),
-            after_ns=sum(
-                task.duration_ns
-                for task in self.task_builder.partial_sum_tasks(
-                    region, split, results, self.l2_rereads(region)
-                )
-            ),
+            after_ns=sum(task.duration_ns for task in sum_tasks),
             deferred_epilogue=self.deferred_epilogue(region, split),
         )
 
@@ -199,13 +192,13 @@ class CandidateGenerator:
         if self.unsupported_reason(region):
             return candidates
         if Mode.PIM in self.modes:
-            epilogues = pim_epilogue.profitable_epilogues(region, self.system)
-            candidates += [
-                self._pim_candidate(region, WHOLE, device_epilogue=device_epilogue)
-                for device_epilogue in (pim_epilogue.NO_DEVICE_EPILOGUE, *epilogues)
-            ]
+            rewrites = (PimRewrite(), *pim_epilogue.profitable_epilogues(region, self.system))
+            candidates += [self._pim_candidate(region, rewrite) for rewrite in rewrites]
         if Mode.SPLIT in self.modes and self.system.gpu_channels:
-            candidates += [self._pim_candidate(region, split) for split in self.splits(region)]
+            candidates += [
+                self._pim_candidate(region, SplitRewrite.from_split(split, region.layer))
+                for split in self.splits(region)
+            ]
         return candidates
 
     def gpu_candidates(self, region: Region, channels: int) -> list[Candidate]:
@@ -213,15 +206,11 @@ class CandidateGenerator:
 
         A primitive is left out if another candidate is as good in time, energy and memory.
         """
-        candidates = [self.make(region, OPERATOR_KERNELS, channels)]
-        primitive_candidates = [
-            self.make(region, GpuRewrite(primitive=primitive.name), channels)
-            for primitive in (usable_primitives(region) if self.primitives else ())
-        ]
-        for candidate in sorted(primitive_candidates, key=_figures):
-            if not any(_is_as_good(alternative, candidate) for alternative in candidates):
-                candidates.append(candidate)
-        return candidates
+        primitives = usable_primitives(region) if self.primitives else ()
+        rewrites = [GpuRewrite(primitive=primitive.name) for primitive in primitives]
+        primitive_candidates = [self.make(region, rewrite, channels) for rewrite in rewrites]
+        kernels = self.make(region, OPERATOR_KERNELS, channels)
+        return undominated(primitive_candidates, _figures, [kernels])
 
     def splits(self, region: Region) -> tuple[Split, ...]:
         """The splits of a region that are candidates."""
@@ -263,94 +252,79 @@ class CandidateGenerator:
             If there is no such primitive.
         """
         if isinstance(rewrite, GpuRewrite):
-            return self._gpu_candidate(region, gpu_channels or self.task_builder.kernel_channels, rewrite)
+            channels = gpu_channels or self.task_builder.kernel_channels
+            # made once for all searches that share the costs
+            return self.costs.region_result(
+                region,
+                (self.gpu_identity, channels, rewrite),
+                lambda: self._gpu_candidate(region, channels, rewrite),
+            )
         reason = self.unsupported_reason(region)
         if not reason and isinstance(rewrite, SplitRewrite):
             reason = self.unsupported_split_reason(region, rewrite.split(region.layer))
         if reason:
             raise PlanError(f"region '{region.name}' cannot be {rewrite.mode}: {reason}")
-        epilogue = pim_epilogue.require_device_epilogue(region, rewrite, self.system)
-        return self._pim_candidate(region, rewrite.split(region.layer), rewrite.schedule, epilogue)
+        return self._pim_candidate(region, pim_epilogue.with_device_epilogue(region, rewrite, self.system))
 
     @functools.cached_property
     def gpu_identity(self) -> str:
-        """What GPU candidates depend on of the system: not on how PIM's programs are launched."""
-        system = self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0)
-        return replace(system, launches=LAUNCHES[0]).identity
+        """What GPU candidates depend on of the system: not on the time of PIM's launches."""
+        return self.system.with_launches(gpu_ns=self.system.gpu.launch_ns, pim_ns=0.0).identity
 
     def _gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
-        """`_make_gpu_candidate`, once for all searches that share the costs."""
-        return self.costs.region_result(
-            region,
-            (self.gpu_identity, channels, rewrite),
-            lambda: self._make_gpu_candidate(region, channels, rewrite),
-        )
-
-    def _make_gpu_candidate(self, region: Region, channels: int, rewrite: GpuRewrite) -> Candidate:
-        """The GPU candidate: the operators' kernels, or those of a primitive, in sequence."""
-        system, primitive = self.system, get_primitive(rewrite.primitive) if rewrite.primitive else None
-        reason = primitive and (
-            _unsupported_dtype_reason(system) or unsupported_primitive_reason(primitive, region)
-        )
-        if reason:
+        """The operators' kernels, or those of a primitive, in sequence."""
+        primitive = get_primitive(rewrite.primitive) if rewrite.primitive else None
+        if not primitive:
+            kernels = gpu_kernels(region, self.system.dtype)
+            parts = [part.operator for part in region.kernel.parts]
+        elif reason := (
+            _unsupported_dtype_reason(self.system) or unsupported_primitive_reason(primitive, region)
+        ):
             raise PlanError(
-                f"region '{region.name}' cannot be computed by primitive '{rewrite.primitive}': {reason}"
+                f"region '{region.name}' cannot be computed by primitive '{primitive.name}': {reason}"
             )
-        if primitive:
-            kernels = region_launches(primitive, region)
         else:
-            kernels = gpu_kernels(region, system.dtype)
-        parts = [primitive.name] * len(kernels) if primitive else [p.operator for p in region.kernel.parts]
-        labels = [
-            f"{region.name} ({part}, {number} of {len(kernels)})" for number, part in enumerate(parts, 1)
-        ] or [region.name] * len(kernels)
+            kernels = region_launches(primitive, region)
+            parts = [primitive.name] * len(kernels)
         return Candidate(
             name=f"GPU {rewrite.primitive}".rstrip(),
             covers=(region.name,),
             rewrite=rewrite,
-            tasks=in_sequence(
-                self.task_builder.gpu_task(label, kernel, channels) for label, kernel in zip(labels, kernels)
-            ),
+            tasks=self.task_builder.gpu_sequence(region.name, parts, kernels, channels),
             fuses_epilogue=not region.is_view,
             footprint=Footprint(
                 workspace_bytes=primitive.workspace_bytes(region.layer) if primitive else 0,
                 filter_bytes=region.weight_bytes(
-                    system.dtype, primitive.filter_bytes(region.layer) if primitive else None
+                    self.system.dtype, primitive.filter_bytes(region.layer) if primitive else None
                 ),
             ),
         )
 
-    def _pim_candidate(
-        self,
-        region: Region,
-        split: Split,
-        schedule: str = "",
-        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
-    ) -> Candidate:
-        """The PIM candidate or, if the split has a GPU part, the SPLIT candidate."""
-        pim_cost = self.pim_cost(region, split, schedule, device_epilogue)
-        tasks = self._parallel_tasks(region, split, pim_cost, device_epilogue)
-        operators = (
-            ()
-            if device_epilogue.operators
-            else (*self.deferred_epilogue(region, split), *region.epilogue.arithmetic)
-        )
+    def _pim_candidate(self, region: Region, rewrite: LayerRewrite) -> Candidate:
+        """The candidate that computes a layer, or a part of it, on PIM."""
+        split, pim_cost = rewrite.split(region.layer), self.pim_cost(region, rewrite)
+        tasks = self._parallel_tasks(region, rewrite, pim_cost)
+        schedule, operators = str(pim_cost.schedule), self.deferred_epilogue(region, split)
+        if isinstance(rewrite, SplitRewrite):
+            rewrite = SplitRewrite.from_split(split, region.layer, schedule)
+            axis = "" if split.axis == "rows" else f" {split.axis}"
+            name = f"SPLIT {split.gpu}/{split.extent(region.layer)}{axis}"
+        else:
+            rewrite = replace(rewrite, schedule=schedule)
+            name = f"PIM {'+'.join(rewrite.device_epilogue)}".rstrip()
+            name += ", joined" * rewrite.accumulates_residual
+        if isinstance(rewrite, PimRewrite) and rewrite.device_epilogue:
+            operators = ()
+        else:
+            operators += region.epilogue.arithmetic
         l2_rereads = self.l2_rereads(region) if operators and self.defers_epilogue(region) else 0.0
         for task in self.task_builder.partial_sum_tasks(region, split, pim_cost.results, l2_rereads):
-            tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+            tasks.append_after([task], tasks.positions)
         deferred_epilogue = self.append_epilogue(tasks, region, operators)
-        axis_label = "" if split.axis == "rows" else f" {split.axis}"
-        split_name = f"SPLIT {split.gpu}/{split.extent(region.layer)}{axis_label}"
         return Candidate(
-            name=split_name if split.gpu else device_epilogue.candidate_name,
+            name=name,
             covers=(region.name,),
-            rewrite=SplitRewrite.from_split(split, region.layer, str(pim_cost.schedule))
-            if split.gpu
-            else PimRewrite(
-                schedule=str(pim_cost.schedule),
-                device_epilogue=device_epilogue.operators,
-                accumulates_residual=device_epilogue.accumulates_residual,
-            ),
+            rewrite=rewrite,
             tasks=tuple(tasks),
             deferred_epilogue=deferred_epilogue,
             footprint=Footprint(
@@ -360,30 +334,19 @@ class CandidateGenerator:
             ),
         )
 
-    def _parallel_tasks(
-        self,
-        region: Region,
-        split: Split,
-        pim_cost: LayerPimCost,
-        device_epilogue: pim_epilogue.DeviceEpilogue,
-    ) -> list[Task]:
+    def _parallel_tasks(self, region: Region, rewrite: LayerRewrite, pim_cost: LayerPimCost) -> TaskList:
         """The tasks of both parts of a layer, after those that prepare their operands."""
-        builder, charges_layout = self.task_builder, self.system.charges("layout")
-        tasks = builder.prologue_tasks(region) if region.has_prologue_kernels and charges_layout else []
-        prologue_tasks = tuple(range(len(tasks)))
-        if charges_layout:
-            padding_tasks = builder.padding_tasks(region, split)
-            tasks += [task.with_dependencies(prologue_tasks) for task in padding_tasks]
-        padded_tasks = tuple(range(len(tasks)))
-        added_elements = pim_cost.results if device_epilogue.has_residual else 0
-        read_elements = split.pim_input_elements(region.layer) + added_elements
-        parts = builder.pim_tasks(region.name, pim_cost, read_elements) + builder.gpu_part_tasks(
-            region, split
-        )
-        return tasks + [
-            task.with_dependencies(padded_tasks if task.resource == "gpu" else prologue_tasks)
-            for task in parts
-        ]
+        builder, split, tasks = self.task_builder, rewrite.split(region.layer), TaskList()
+        tasks.extend(builder.prologue_tasks(region))
+        prologue_tasks = tasks.positions
+        tasks.append_after(builder.padding_tasks(region, split), prologue_tasks)
+        padded_tasks = tasks.positions
+        adds_residual = isinstance(rewrite, PimRewrite) and "add" in rewrite.device_epilogue
+        read_elements = split.pim_input_elements(region.layer) + pim_cost.results * adds_residual
+        tasks.append_after(builder.pim_tasks(region.name, pim_cost, read_elements), prologue_tasks)
+        for task in builder.gpu_part_tasks(region, split):
+            tasks.append_after([task], padded_tasks if task.resource == "gpu" else prologue_tasks)
+        return tasks
 
     def _moments(self, region: Region, split: Split) -> tuple[Moment, ...]:
         """Memory beside input and result: while both devices do their parts, then while these are combined.
@@ -392,7 +355,7 @@ class CandidateGenerator:
         other deferred epilogues work in place.
         """
         element, layer = ELEMENT_BYTES[self.system.dtype], region.layer
-        input_bytes = layer.n * layer.h * layer.w * layer.c * element if region.has_prologue_kernels else 0
+        input_bytes = layer.input_elements * element if region.has_prologue_kernels else 0
         input_bytes += self.task_builder.padding_bytes(region, split)
         parts_bytes = layer.pixels * layer.oc * element
         if split.axis == "reduction":
@@ -432,14 +395,12 @@ class CandidateGenerator:
         }
         return region.name in fused_inputs and (first.kernel.has_anchor or not graph.is_shared(region.name))
 
-    def append_epilogue(
-        self, tasks: list[Task], region: Region, operators: tuple[str, ...]
-    ) -> tuple[str, ...]:
+    def append_epilogue(self, tasks: TaskList, region: Region, operators: tuple[str, ...]) -> tuple[str, ...]:
         """Append a kernel for the epilogue `operators` of a PIM region, or return them as deferred."""
         if operators and self.defers_epilogue(region):
             return operators
         if operators and (task := self.epilogue_cost(region).task):
-            tasks.append(task.with_dependencies(tuple(range(len(tasks)))))
+            tasks.append_after([task], tasks.positions)
         return ()
 
     def epilogue_cost(self, region: Region) -> EdgeCost:
@@ -468,34 +429,26 @@ class CandidateGenerator:
             )
         return self._l2_rereads[name]
 
-    def pim_cost(
-        self,
-        region: Region,
-        split: Split = WHOLE,
-        schedule: str = "",
-        device_epilogue: pim_epilogue.DeviceEpilogue = pim_epilogue.NO_DEVICE_EPILOGUE,
-    ) -> LayerPimCost:
-        """The cost of PIM's part of a region, with `device_epilogue` as its epilogue.
-
-        The loop order is `schedule`, or the fastest if that is empty.
-        """
-        geometry, order = device_epilogue.pim_layer(region.layer), None
-        if schedule:
-            order = self.costs.pim_target.parse_schedule(schedule, split.pim_part(geometry), region.name)
-        return self.costs.pim_cost(geometry, region.name, split, order, device_epilogue.latch_use)
+    def pim_cost(self, region: Region, rewrite: LayerRewrite) -> LayerPimCost:
+        """The cost of PIM's part of a region, by the loop order of `rewrite`, or by the fastest."""
+        geometry, split = pim_epilogue.pim_layer(region, rewrite), rewrite.split(region.layer)
+        order, uses = None, pim_epilogue.latch_use(region, rewrite)
+        if rewrite.schedule:
+            part = split.pim_part(geometry)
+            order = self.costs.pim_target.parse_schedule(rewrite.schedule, part, region.name)
+        return self.costs.pim_cost(geometry, region.name, split, order, uses)
 
     def pim_program(self, region: Region, rewrite: LayerRewrite, row_begin: int) -> PimProgram:
         """The PIM program of a PIM or SPLIT candidate, its weights from row `row_begin` on."""
-        layer, device_epilogue = region.layer, pim_epilogue.device_epilogue(region, rewrite)
-        split = rewrite.split(layer)
+        geometry, split = pim_epilogue.pim_layer(region, rewrite), rewrite.split(region.layer)
         request = ProgramRequest(
             region.name,
-            split.pim_part(device_epilogue.pim_layer(layer)),
+            split.pim_part(geometry),
             LoopOrder.parse(rewrite.schedule),
-            pixel_begin=split.pixel_begin(layer),
+            pixel_begin=split.pixel_begin(geometry),
             row_begin=row_begin,
-            added_channels=layer.oc if device_epilogue.accumulates_residual else 0,
-            **vars(device_epilogue.latch_use),
+            added_channels=geometry.c - region.layer.c,
+            **vars(pim_epilogue.latch_use(region, rewrite)),
         )
         return self.costs.pim_target.program(request)
 
@@ -524,5 +477,15 @@ def _figures(candidate: Candidate) -> tuple[float, float, int, int]:
     )
 
 
-def _is_as_good(first: Candidate, second: Candidate) -> bool:
-    return all(a <= b for a, b in zip(_figures(first), _figures(second)))
+def undominated(
+    candidates: Iterable[Candidate],
+    figures: Callable[[Candidate], tuple[float, ...]],
+    front: Iterable[Candidate] = (),
+) -> list[Candidate]:
+    """`front`, and those of `candidates` than which no other is as good in all `figures`, the least first."""
+    kept = [(figures(candidate), candidate) for candidate in front]
+    by_figures = [(figures(candidate), candidate) for candidate in candidates]
+    for values, candidate in sorted(by_figures, key=lambda pair: pair[0]):
+        if not any(all(map(operator.le, kept_values, values)) for kept_values, _ in kept):
+            kept.append((values, candidate))
+    return [candidate for _, candidate in kept]

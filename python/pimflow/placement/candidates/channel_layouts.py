@@ -14,6 +14,7 @@ from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,
     IN_PIM_CHANNELS,
+    ChannelMode,
     ChannelSet,
     ChannelUse,
     TensorPlacement,
@@ -103,6 +104,17 @@ class ChannelLayouts:
         if len(self.generator.graph.readers[name]) > MAX_READERS:
             return (IN_GPU_CHANNELS,)
         return (*WHOLE_PLACEMENTS, *map(from_row, sorted(self.cut_rows.get(name, ()))))
+
+    def with_modes(
+        self, candidate: Candidate, mode: ChannelMode, final: ChannelMode | None = None, **changes: object
+    ) -> Candidate:
+        """`candidate` with the `mode` that it needs, and the `final` one, by default the same.
+
+        Both are None where a change of mode takes no time.
+        """
+        is_charged = bool(self.task_builder.switch_ns)
+        modes = {"channel_mode": mode, "final_channel_mode": final or mode} if is_charged else {}
+        return with_fields(candidate, **modes, **changes)
 
     def tensor_shares(self, name: str, placement: TensorPlacement) -> dict[ChannelSet, float]:
         """By set of channels, the share of a tensor that lies there."""

@@ -126,27 +126,23 @@ class ChannelVariants(L2Reuse):
         """All variants of a candidate of a mixed plan."""
         if not self.system.is_time_shared or not self.system.pim_channels:
             return [candidate]
-        if isinstance(candidate.rewrite, AttentionRewrite) and not self.system.gpu_channels:
-            plain = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
-            return [with_fields(candidate, channel_mode=plain, final_channel_mode=plain)]
         if candidate.uses_pim and not self.system.gpu_channels:
+            if isinstance(candidate.rewrite, AttentionRewrite):
+                return [self.with_modes(candidate, ChannelMode.PLAIN_MEMORY)]
             return self.pim_only_variants(candidate)
         if candidate.uses_pim:
-            use = self.task_builder.charged_mode(ChannelMode.PIM)
-            pim_candidate = with_fields(candidate, channel_mode=use, final_channel_mode=use)
+            pim_candidate = self.with_modes(candidate, ChannelMode.PIM)
             if isinstance(candidate.rewrite, AttentionRewrite):
                 return [pim_candidate]
             pim_variants = [pim_candidate, *self.operand_variants(pim_candidate)]
             return [*pim_variants, *itertools.chain(*map(self.result_variants, pim_variants))]
         if not candidate.tasks:  # a view lies where its operands do
             possible = self.result_placements(candidate.covers[-1]) if self.spreads_tensors else ()
+            places = [place for place in WHOLE_PLACEMENTS if place in possible and place != IN_GPU_CHANNELS]
+            uses = [ChannelUse(reads=place, writes=place) for place in places]
             return [
                 candidate,
-                *(
-                    with_placements(candidate, ChannelUse(reads=place, writes=place), place, place)
-                    for place in WHOLE_PLACEMENTS
-                    if place in possible and place != IN_GPU_CHANNELS
-                ),
+                *(with_placements(candidate, *variant) for variant in zip(uses, places, places)),
             ]
         if not isinstance(candidate.rewrite, GpuRewrite):
             return self._gpu_variants(candidate)
@@ -181,8 +177,7 @@ class ChannelVariants(L2Reuse):
         """A GPU candidate at all channels, with all its tensors over all channels."""
         wide = self._with_channel_count(candidate, self.system.gpu.memory_channels)
         tasks = tuple(with_fields(task, also=("pim",)) for task in wide.tasks)
-        use = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
-        return with_fields(wide, tasks=tasks, channel_mode=use, final_channel_mode=use)
+        return self.with_modes(wide, ChannelMode.PLAIN_MEMORY, tasks=tasks)
 
     def _with_channel_count(self, candidate: Candidate, gpu_channels: int) -> Candidate:
         return rewrites.make(self.generator, candidate.covers, candidate.rewrite, gpu_channels)

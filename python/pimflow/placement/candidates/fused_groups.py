@@ -9,63 +9,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pimflow.core.candidate import Candidate, Footprint
-from pimflow.core.rewrite import FusedGroupRewrite
+from pimflow.core.rewrite import FusedGroupRewrite, GroupRewrite, SubstitutionRewrite
 from pimflow.fusion import GroupTiling
-from pimflow.placement.candidates import substitutions
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.substitutions import SUBSTITUTIONS
 
 
 def make(
-    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int, tiling: GroupTiling
+    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int | None, rewrite: GroupRewrite
 ) -> Candidate:
-    """The candidate that does `covers` as one kernel, with `gpu_channels` memory channels.
+    """The candidate that does `covers` as `rewrite` says, with `gpu_channels` memory channels.
 
     It fuses no deferred epilogue of PIM.
     """
-    regions = [generator.graph.region(name) for name in covers]
+    regions = [generator.graph.region(region) for region in covers]
+    if isinstance(rewrite, FusedGroupRewrite):
+        name, parts = f"FUSED {len(covers)} {rewrite.tiling}", list[str]()
+        kernels = [generator.tilings.kernel(covers, GroupTiling.parse(rewrite.tiling))]
+    else:
+        name = f"SUBSTITUTED {rewrite.substitution}"
+        kernels = list(SUBSTITUTIONS[rewrite.substitution].kernels(regions, generator.system.dtype))
+        parts = [rewrite.substitution] * len(kernels)
     return Candidate(
-        name=f"FUSED {len(covers)} {tiling}",
+        name=name,
         covers=tuple(covers),
-        rewrite=FusedGroupRewrite(tiling=str(tiling)),
-        tasks=(
-            generator.task_builder.gpu_task(
-                " + ".join(covers), generator.tilings.kernel(covers, tiling), gpu_channels
-            ),
-        ),
+        rewrite=rewrite,
+        tasks=generator.task_builder.gpu_sequence(" + ".join(covers), parts, kernels, gpu_channels),
         footprint=Footprint(
-            filter_bytes=sum(region.weight_bytes(generator.system.dtype) for region in regions)
+            workspace_bytes=sum(kernel.output_bytes for kernel in kernels[:-1]),
+            filter_bytes=sum(region.weight_bytes(generator.system.dtype) for region in regions),
         ),
     )
 
 
-def candidates(generator: CandidateGenerator) -> dict[str, list[Candidate]]:
-    """By first region, all candidates that do several regions together on the GPU."""
-
-    def generate() -> dict[str, list[Candidate]]:
-        """Generate them, and request all kernels that they need."""
-        # the search of plans without PIM needs these
-        group_candidates(generator, generator.system.gpu.memory_channels)
-        by_region: dict[str, list[Candidate]] = {}
-        for candidate in group_candidates(generator, generator.task_builder.kernel_channels):
-            by_region.setdefault(candidate.covers[0], []).append(candidate)
-        return by_region
-
-    return generator.costs.batch_kernels(generate)
-
-
 def group_candidates(generator: CandidateGenerator, channels: int) -> list[Candidate]:
-    """All candidates that do several regions together, with `channels` memory channels.
+    """All candidates that do several regions together on the GPU, with `channels` memory channels.
 
     The groups are the same for any number of channels, so that a bound on memory that can be met with one
     number can be met with all.
     """
-    groups = dict.fromkeys(
-        group for count in channel_counts(generator) for group in generator.tilings.best(count)
-    )
-    return [
-        *(make(generator, group.covers, channels, group.tiling) for group in groups),
-        *substitutions.candidates(generator, channels),
+    counts = channel_counts(generator)
+    tiled_groups = dict.fromkeys(group for count in counts for group in generator.tilings.best(count))
+    rewrites: list[tuple[tuple[str, ...], GroupRewrite]] = [
+        (group.covers, FusedGroupRewrite(tiling=str(group.tiling))) for group in tiled_groups
     ]
+    for name, substitution in SUBSTITUTIONS.items():
+        matches = substitution.matches(generator.graph)
+        rewrites += [(covers, SubstitutionRewrite(substitution=name)) for covers in matches]
+    return [make(generator, covers, channels, rewrite) for covers, rewrite in rewrites]
 
 
 def channel_counts(generator: CandidateGenerator) -> list[int]:

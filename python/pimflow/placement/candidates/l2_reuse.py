@@ -6,12 +6,13 @@ PIM's channels move their part of a tensor as plain memory, before and after the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import itertools
 from dataclasses import replace
+from typing import TypeGuard
 
-from pimflow.core.candidate import Candidate, Task, in_sequence, with_fields
+from pimflow.core.candidate import Candidate, in_sequence, with_fields
 from pimflow.core.region import ELEMENT_BYTES, Region
-from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
+from pimflow.core.rewrite import LayerRewrite, PimRewrite, Rewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,
     IN_GPU_CHANNELS,
@@ -26,7 +27,7 @@ from pimflow.placement.candidates.channel_layouts import (
     with_placements,
     with_reader,
 )
-from pimflow.simulators.gpu.machine import RooflineMachine
+from pimflow.placement.candidates.tasks import TaskList
 
 
 class L2Reuse(ChannelLayouts):
@@ -38,51 +39,25 @@ class L2Reuse(ChannelLayouts):
         PIM's channels first read their part of it into their L2 slices, as plain memory and at their
         bandwidth; then they are switched. Empty if these slices cannot hold it.
         """
-        system, rewrite = self.system, candidate.rewrite
-        region = self.generator.graph.region(candidate.covers[0])
-        other_operands = region.inputs[1:]
-        if (
-            not isinstance(rewrite, PimRewrite | SplitRewrite)
-            or not (self.spreads_tensors and _is_by_rows(rewrite))
-            or region.prologue
-            or region.inputs[0] in other_operands
-        ):
+        region, rewrite = self.generator.graph.region(candidate.covers[0]), candidate.rewrite
+        if not (self.spreads_tensors and _is_by_rows(rewrite)) or region.prologue:
             return []
-        if other_operands != region.late_operands or region.inputs[0] not in self.generator.graph.readers:
+        first_operand, *other_operands = region.inputs
+        is_late = tuple(other_operands) == region.late_operands and first_operand not in other_operands
+        if not is_late or first_operand not in self.generator.graph.readers:
             return []
-        rows = rows_read(region, rewrite)
-        pim_share = (1 - rows / region.layer.h) * self.set_shares[ChannelSet.PIM]
-        read_bytes = region.input_elements[0] * ELEMENT_BYTES[system.dtype] * pim_share
-        if not 0 < read_bytes <= system.gpu.l2_bytes_per_channel * system.pim_channels:
+        pim_share = (1 - rows_read(region, rewrite) / region.layer.h) * self.set_shares[ChannelSet.PIM]
+        read_bytes = region.input_elements[0] * ELEMENT_BYTES[self.system.dtype] * pim_share
+        if not 0 < read_bytes <= self.system.gpu.l2_bytes_per_channel * self.system.pim_channels:
             return []
-        staging_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
-        preceding = in_sequence((staging_task, *self.task_builder.switch_tasks))
+        preceding = in_sequence(self.task_builder.staging_tasks(region.name, read_bytes))
         shifted_tasks = []
         for task in candidate.tasks:
             waits = tuple(i + len(preceding) for i in task.after) or (() if task.resource == "gpu" else (0,))
             shifted_tasks.append(task.with_dependencies(waits))
-        variant = with_fields(
-            candidate,
-            tasks=(*preceding, *shifted_tasks),
-            channel_mode=self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY),
-        )
-        operand = with_reader(candidate, IN_ALL_CHANNELS)
+        tasks, operand = (*preceding, *shifted_tasks), with_reader(candidate, IN_ALL_CHANNELS)
+        variant = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, ChannelMode.PIM, tasks=tasks)
         return [with_placements(variant, ChannelUse(stages_operand=True), operand, IN_GPU_CHANNELS)]
-
-    def transfer_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
-        """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
-        system = self.system
-        machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
-        dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
-        return Task(
-            label=label,
-            resource="pim",
-            readies_channels=True,
-            execution_ns=moved_bytes * cost_factor / machine.dram_rate / machine.cycles_per_ns,
-            moved_bytes=round(moved_bytes),
-            # If the crossbar is charged, the program's transfer has the energy of operands and results.
-            energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
-        )
 
     def pim_only_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variants of a PIM candidate on a system whose channels all have PIM.
@@ -91,52 +66,20 @@ class L2Reuse(ChannelLayouts):
         after it. Empty if the L2 cannot hold both.
         """
         system, region = self.system, self.generator.graph.region(candidate.covers[0])
-        element, layer = ELEMENT_BYTES[system.dtype], region.layer
-        read_bytes = _read_elements(region, candidate) * element
-        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * element
+        read_bytes = _read_elements(region, candidate) * ELEMENT_BYTES[system.dtype]
+        result_bytes = self._result_bytes(region)
         if read_bytes + result_bytes > system.gpu.l2_bytes_per_channel * system.gpu.memory_channels:
             return []
-        operand_task = self.transfer_task(f"{region.name} (operands to the L2)", read_bytes)
-        result_task = self._writeback_task(region)
-        switch_tasks = self.task_builder.switch_tasks
-        kinds = [task.resource == "gpu" for task in candidate.tasks]
+        builder, kinds = self.task_builder, [task.resource == "gpu" for task in candidate.tasks]
         first, last = kinds.index(False), len(kinds) - kinds[::-1].index(False)
-        tasks = list(candidate.tasks[:first])
-
-        def one_by_one(new_tasks: Iterable[Task]) -> None:
-            for task in new_tasks:
-                tasks.append(task.with_dependencies((len(tasks) - 1,) if tasks else ()))
-
-        one_by_one([operand_task, *switch_tasks])
-        program_begin = len(tasks)
-        tasks += [task.with_dependencies((program_begin - 1,)) for task in candidate.tasks[first:last]]
-        program_tasks = tuple(range(program_begin, len(tasks)))
-        use = self.task_builder.charged_mode(ChannelMode.PLAIN_MEMORY)
-        resident_variants = self.result_variants(
-            with_fields(
-                candidate,
-                tasks=tuple(tasks),
-                channel_mode=use,
-                final_channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
-            )
-        )
-        one_by_one([*switch_tasks, result_task, *candidate.tasks[last:]])
-        tasks[program_tasks[-1] + 1] = with_fields(tasks[program_tasks[-1] + 1], after=program_tasks)
-        written_back = with_fields(candidate, tasks=tuple(tasks), channel_mode=use, final_channel_mode=use)
-        return [written_back, *(resident_variants if last == len(candidate.tasks) else ())]
-
-    def _writeback_task(self, region: Region) -> Task:
-        """The write of PIM's result from the L2 to PIM's channels, as plain memory: their share of it."""
-        system, layer = self.system, region.layer
-        result_bytes = layer.pixels * layer.oc * system.pim.result_lanes * ELEMENT_BYTES[system.dtype]
-        return self.write_task(region.name, result_bytes)
-
-    def write_task(self, label: str, result_bytes: int) -> Task:
-        """The write of a result from the L2 to PIM's channels, as plain memory: their share of it."""
-        system = self.system
-        machine = RooflineMachine(system.gpu, system.dtype)
-        written_bytes = result_bytes * self.set_shares[ChannelSet.PIM] * system.gpu.write_factor
-        return self.transfer_task(f"{label} (results)", written_bytes, cost_factor=1 / machine["dram_write"])
+        tasks = TaskList(candidate.tasks[:first])
+        waits = tasks.append_sequence(builder.staging_tasks(region.name, read_bytes), tasks.positions[-1:])
+        waits = tasks.append_after(candidate.tasks[first:last], waits)
+        resident = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, ChannelMode.PIM, tasks=tuple(tasks))
+        writeback_tasks = builder.writeback_tasks(region.name, result_bytes)
+        tasks.append_sequence((*writeback_tasks, *candidate.tasks[last:]), waits)
+        written_back = self.with_modes(candidate, ChannelMode.PLAIN_MEMORY, tasks=tuple(tasks))
+        return [written_back, *(self.result_variants(resident) if last == len(kinds) else ())]
 
     def result_variants(self, candidate: Candidate) -> list[Candidate]:
         """The variant whose result lies over all channels, while the share of PIM's channels is in the L2.
@@ -146,23 +89,15 @@ class L2Reuse(ChannelLayouts):
         epilogue, the result cannot have this layout, or the L2 cannot hold it beside the operands.
         """
         system, region = self.system, self.generator.graph.region(candidate.covers[0])
-        position = self._order[region.name]
-        successor = self.generator.graph.regions[position + 1 : position + 2]
+        rewrite, is_last = candidate.rewrite, region is self.generator.graph.regions[-1]
         is_parallel = all(task.resource != "gpu" or not task.after for task in candidate.tasks)
-        rewrite = candidate.rewrite
-        if not isinstance(rewrite, PimRewrite | SplitRewrite) or not _is_by_rows(rewrite):
+        if is_last or not is_parallel or not _is_by_rows(rewrite):
             return []
-        if not (successor and is_parallel):
+        read_bytes = _read_elements(region, candidate) * ELEMENT_BYTES[system.dtype]
+        live_bytes = (read_bytes + self._result_bytes(region)) * self.set_shares[ChannelSet.PIM]
+        if live_bytes > system.gpu.l2_bytes_per_channel * system.pim_channels:
             return []
-        layer = region.layer
-        live_bytes = _read_elements(region, candidate) + layer.pixels * layer.oc * system.pim.result_lanes
-        live_bytes *= ELEMENT_BYTES[system.dtype]
-        if (
-            live_bytes * self.set_shares[ChannelSet.PIM]
-            > system.gpu.l2_bytes_per_channel * system.pim_channels
-        ):
-            return []
-        result = from_row(rewrite.split(layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
+        result = from_row(rewrite.split(region.layer).gpu) if system.gpu_channels else IN_GPU_CHANNELS
         if self.spreads_tensors and result not in self.result_placements(region.name):
             return []
         return [
@@ -180,43 +115,46 @@ class L2Reuse(ChannelLayouts):
 
         It executes once that is written.
         """
-        position = self._order[wide_candidate.covers[0]]
-        predecessor = self.generator.graph.regions[position - 1] if position else None
-        if (
-            predecessor is None
-            or wide_candidate.requires_open
-            or not wide_candidate.tasks
-            or self.generator.unsupported_reason(predecessor)
-        ):
+        predecessor = self._predecessors.get(wide_candidate.covers[0])
+        if predecessor is None or self.generator.unsupported_reason(predecessor):
             return []
-        variant = wide_candidate.with_first_task(self._writeback_task(predecessor))
-        for switch_task in self.task_builder.switch_tasks:
-            variant = variant.with_first_task(switch_task)
+        if wide_candidate.requires_open or not wide_candidate.tasks:
+            return []
+        variant, result_bytes = wide_candidate, self._result_bytes(predecessor)
+        for task in reversed(self.task_builder.writeback_tasks(predecessor.name, result_bytes)):
+            variant = variant.with_first_task(task)
         return [
-            with_fields(
+            self.with_modes(
                 variant,
+                ChannelMode.PIM,
+                ChannelMode.PLAIN_MEMORY,
                 name=f"{wide_candidate.name}, {ChannelUse(operand_in_l2=True)}",
                 channels=replace(wide_candidate.channels, operand_in_l2=True),
                 requires_open=f"{_RESULT_IN_L2} of {predecessor.name}",
-                channel_mode=self.task_builder.charged_mode(ChannelMode.PIM),
             )
         ]
 
     @functools.cached_property
-    def _order(self) -> dict[str, int]:
-        return {region.name: position for position, region in enumerate(self.generator.graph.regions)}
+    def _predecessors(self) -> dict[str, Region]:
+        regions = self.generator.graph.regions
+        return {region.name: predecessor for predecessor, region in itertools.pairwise(regions)}
+
+    def _result_bytes(self, region: Region) -> int:
+        """Bytes of PIM's result, with all partial sums of lanes."""
+        lanes, layer = self.system.pim.result_lanes, region.layer
+        return layer.pixels * layer.oc * lanes * ELEMENT_BYTES[self.system.dtype]
 
 
 _RESULT_IN_L2 = str(ChannelUse(result_in_l2=True))
 
 
-def _is_by_rows(rewrite: LayerRewrite) -> bool:
+def _is_by_rows(rewrite: Rewrite) -> TypeGuard[LayerRewrite]:
     """Whether PIM computes the last rows of a layer, or all of them."""
-    return isinstance(rewrite, PimRewrite) or rewrite.axis == "rows"
+    return isinstance(rewrite, PimRewrite) or (isinstance(rewrite, SplitRewrite) and rewrite.axis == "rows")
 
 
 def _read_elements(region: Region, candidate: Candidate) -> int:
     """Elements of PIM's operands: the input, and a residual that PIM adds."""
     layer, rewrite = region.layer, candidate.rewrite
     adds_residual = isinstance(rewrite, PimRewrite) and "add" in rewrite.device_epilogue
-    return layer.n * layer.h * layer.w * layer.c + (layer.pixels * layer.oc if adds_residual else 0)
+    return layer.input_elements + (layer.pixels * layer.oc if adds_residual else 0)

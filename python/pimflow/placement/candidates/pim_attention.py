@@ -12,7 +12,7 @@ GPU computes the softmax of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -29,7 +29,7 @@ from pimflow.placement.candidates.attention_tasks import (
     partial_sum_bytes,
     softmax_kernels,
 )
-from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.candidates import CandidateGenerator, undominated
 from pimflow.placement.costs.attention_runs import CacheWork, ProductCost
 from pimflow.simulators.pim.timing import STRICT
 
@@ -41,21 +41,16 @@ def find_run(generator: CandidateGenerator, region: Region) -> CachedRun | None:
     graph = generator.graph
     if region.attention is None:
         return None
-    position = [graph_region.name for graph_region in graph.regions].index(region.name)
-    preceding = {
-        graph_region.name: graph_region for graph_region in graph.regions[max(position - 2, 0) : position]
-    }
+    position = graph.regions.index(region)
+    preceding = graph.regions[max(position - 2, 0) : position]
     # Queries are operands before keys and values, or after them if operators before attention compute them.
-    appends = [
-        preceding[name] for name in region.inputs if name in preceding and preceding[name].operator == APPEND
-    ]
-    if len(appends) != 2:
-        return None
-    keys, values = appends
-    if [keys.name, values.name] != list(preceding) or any(
-        set(graph.readers[graph_region.name]) != {region.name} for graph_region in (keys, values)
+    operands = [name for name in region.inputs if name in {before.name for before in preceding}]
+    is_run = len(preceding) == 2 and operands == [before.name for before in preceding]
+    if not is_run or any(
+        before.operator != APPEND or set(graph.readers[before.name]) != {region.name} for before in preceding
     ):
         return None
+    keys, values = preceding
     if keys.append_position != values.append_position:
         return None
     return CachedRun(keys=keys, values=values, attention=region)
@@ -100,15 +95,14 @@ class CachedCandidates:
 
     Attributes
     ----------
-    candidates : dict of str to tuple of Candidate
-        By first region.
+    candidates : tuple of Candidate
     capable : frozenset of str
         Regions that PIM can do so, whether or not PIM is among the requested modes.
     unsupported_reasons : dict of str to str
         By region of other attention, why PIM cannot do it.
     """
 
-    candidates: dict[str, tuple[Candidate, ...]]
+    candidates: tuple[Candidate, ...]
     capable: frozenset[str]
     unsupported_reasons: dict[str, str]
 
@@ -166,7 +160,7 @@ def cached_attention(generator: CandidateGenerator, candidate: Candidate, row_be
 
 def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
     """All candidates that do attention in PIM, and the reasons why other attention has none."""
-    by_region: dict[str, tuple[Candidate, ...]] = {}
+    candidates: list[Candidate] = []
     unsupported_reasons: dict[str, str] = {}
     capable: set[str] = set()
     for region in generator.graph.regions:
@@ -177,19 +171,19 @@ def attention_candidates(generator: CandidateGenerator) -> CachedCandidates:
         capable.update(covers)
         try:
             if run and not reason and Mode.PIM in generator.modes:
-                by_region[covers[0]] = run_candidates(generator, run)
+                candidates += run_candidates(generator, run)
         except (UnsupportedOpError, InfeasibleError) as error:
             reason = str(error)
         if reason:
             unsupported_reasons |= dict.fromkeys(covers, reason)
     return CachedCandidates(
-        candidates=by_region,
+        candidates=tuple(candidates),
         capable=frozenset(capable - unsupported_reasons.keys()),
         unsupported_reasons=unsupported_reasons,
     )
 
 
-def run_candidates(generator: CandidateGenerator, run: CachedRun) -> tuple[Candidate, ...]:
+def run_candidates(generator: CandidateGenerator, run: CachedRun) -> list[Candidate]:
     """The Pareto-optimal candidates of one run, the fastest first.
 
     Raises
@@ -197,7 +191,7 @@ def run_candidates(generator: CandidateGenerator, run: CachedRun) -> tuple[Candi
     UnsupportedOpError, InfeasibleError
         If its caches cannot lie in PIM.
     """
-    return _front(_generate_candidates(generator, run))
+    return undominated(_generate_candidates(generator, run), _figures)
 
 
 def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Iterator[Candidate]:
@@ -216,7 +210,7 @@ def _generate_candidates(generator: CandidateGenerator, run: CachedRun) -> Itera
             continue
         softmax_ns = parts * sum(
             generator.task_builder.gpu_task("", kernel).execution_ns
-            for kernel in softmax_kernels(generator, run, costs[KEYS][0], parts).values()
+            for kernel in softmax_kernels(generator.system.dtype, run, costs[KEYS][0], parts).values()
         )
         if parts > 1 and softmax_ns * (1 - 1 / parts) < 2 * submission_ns:
             continue
@@ -232,17 +226,10 @@ _DEFAULT_SCHEDULE = CacheSchedule.parse(
 )
 
 
-def _front(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that are Pareto-optimal in time, energy and rows, the fastest first."""
-    by_figures: list[tuple[tuple[float, float, int], Candidate]] = []
-    for candidate in candidates:
-        cost = Cost.from_candidate(candidate)
-        by_figures.append(((cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows), candidate))
-    front: list[tuple[tuple[float, float, int], Candidate]] = []
-    for figures, candidate in sorted(by_figures, key=lambda pair: pair[0]):
-        if not any(all(a <= b for a, b in zip(best, figures)) for best, _ in front):
-            front.append((figures, candidate))
-    return tuple(candidate for _, candidate in front)
+def _figures(candidate: Candidate) -> tuple[float, ...]:
+    """Time, energy and rows."""
+    cost = Cost.from_candidate(candidate)
+    return cost.latency_ns, cost.energy_pj, candidate.footprint.bank_rows
 
 
 def _candidate(

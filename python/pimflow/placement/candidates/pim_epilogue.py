@@ -8,63 +8,35 @@ device has a unit for them, `min_activation_ns` is a lower bound of their time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from pimflow.core.region import RESHAPE, ConvGeometry, Region
-from pimflow.core.rewrite import LayerRewrite, SplitRewrite
+from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import System
-from pimflow.placement.costs.pim_runs import LatchUse
+from pimflow.placement.costs.pim_runs import ONLY_SUMS, LatchUse
 
 # Operators that a table of an activation unit can have: functions of one result.
 _ACTIVATIONS = {"nn.relu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.leakyrelu"}
 _RELU6 = (0.0, 6.0)
 
 
-@dataclass(frozen=True)
-class DeviceEpilogue:
-    """How PIM does the epilogue of a layer.
-
-    Attributes
-    ----------
-    operators : tuple of str
-        The operators of the epilogue: all, or none.
-    initial : str
-        What latches start from (`PimProgram.initial`).
-    accumulates_residual : bool
-        Whether the product adds the residual, whose elements are further channels of its vectors.
-    activation : str
-        The activation applied to sums before they are read (`PimProgram.activation`).
-    """
-
-    operators: tuple[str, ...] = ()
-    initial: str = ""
-    accumulates_residual: bool = False
-    activation: str = ""
-
-    @property
-    def latch_use(self) -> LatchUse:
-        """What latches start from, and the activation."""
-        return LatchUse(initial=self.initial, activation=self.activation)
-
-    @property
-    def has_residual(self) -> bool:
-        return self.accumulates_residual or self.initial == "add"
-
-    @property
-    def candidate_name(self) -> str:
-        """The name of a candidate with this device epilogue."""
-        return f"PIM {'+'.join(self.operators)}".rstrip() + ", joined" * self.accumulates_residual
-
-    def pim_layer(self, geometry: ConvGeometry) -> ConvGeometry:
-        """The layer that PIM computes: with further channels if the product adds the residual."""
-        return geometry.with_added_channels if self.accumulates_residual else geometry
+def latch_use(region: Region, rewrite: LayerRewrite) -> LatchUse:
+    """What latches start from as PIM computes `region`, and the activation of their sums."""
+    if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
+        return ONLY_SUMS
+    added = "add" if rewrite.accumulates_residual else ""
+    initial = [operator for operator in _operators_to_activation(region) if operator != added]
+    return LatchUse(initial=initial[0] if initial else "", activation=_activation(region))
 
 
-NO_DEVICE_EPILOGUE = DeviceEpilogue()
+def pim_layer(region: Region, rewrite: LayerRewrite) -> ConvGeometry:
+    """The layer that PIM computes: with further channels if the product adds the residual."""
+    adds_residual = isinstance(rewrite, PimRewrite) and rewrite.accumulates_residual
+    return region.layer.with_added_channels if adds_residual else region.layer
 
 
-def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ...]:
+def device_epilogues(region: Region, system: System) -> tuple[PimRewrite, ...]:
     """All device epilogues of `region`; none if PIM cannot do its epilogue, or there is none."""
     can_start_latches = system.pim.can_write_latches and system.timing == "strict"
     operators, activation = _operators_to_activation(region), _activation(region)
@@ -80,68 +52,45 @@ def device_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ..
         return ()
     if activation and not (system.pim.can_activate and system.timing == "strict"):
         return ()
-    epilogues = (
-        [_device_epilogue(region, accumulates_residual=False)]
-        if len(supported) <= (1 if can_start_latches else 0)
-        else []
-    )
+    by_latches = PimRewrite(device_epilogue=region.epilogue.operators)
+    epilogues = [by_latches] if len(supported) <= (1 if can_start_latches else 0) else []
     if "add" in supported and region.geometry and region.geometry.is_pointwise:
-        epilogues.append(_device_epilogue(region, accumulates_residual=True))
+        epilogues.append(replace(by_latches, accumulates_residual=True))
     return tuple(epilogues)
 
 
-def profitable_epilogues(region: Region, system: System) -> tuple[DeviceEpilogue, ...]:
+def profitable_epilogues(region: Region, system: System) -> tuple[PimRewrite, ...]:
     """Those of `device_epilogues` that may pay.
 
     Not residuals in products or tables, if epilogues are not charged.
     """
-    is_free = not system.charges("epilogue")
-    return tuple(
-        epilogue
-        for epilogue in device_epilogues(region, system)
-        if not (is_free and (epilogue.accumulates_residual or epilogue.activation))
-    )
+    epilogues = device_epilogues(region, system)
+    if system.charges("epilogue"):
+        return epilogues
+    return tuple(e for e in epilogues if not e.accumulates_residual and not _activation(region))
 
 
-def device_epilogue(region: Region, rewrite: LayerRewrite) -> DeviceEpilogue:
-    """The device epilogue of a candidate of `region` that PIM can do."""
-    if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
-        return NO_DEVICE_EPILOGUE
-    return _device_epilogue(region, rewrite.accumulates_residual)
-
-
-def _device_epilogue(region: Region, accumulates_residual: bool) -> DeviceEpilogue:
-    latch_operators = [
-        operator
-        for operator in _operators_to_activation(region)
-        if not (accumulates_residual and operator == "add")
-    ]
-    return DeviceEpilogue(
-        operators=region.epilogue.operators,
-        initial=latch_operators[0] if latch_operators else "",
-        accumulates_residual=accumulates_residual,
-        activation=_activation(region),
-    )
-
-
-def require_device_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> DeviceEpilogue:
-    """The device epilogue that `rewrite` asks for; if only the product can add the residual, it does so.
+def with_device_epilogue(region: Region, rewrite: LayerRewrite, system: System) -> LayerRewrite:
+    """`rewrite` with the device epilogue that PIM does; if only the product can add the residual, it does so.
 
     Raises
     ------
     PlanError
         If PIM cannot do it.
     """
-    if isinstance(rewrite, SplitRewrite) or not rewrite.device_epilogue:
-        return NO_DEVICE_EPILOGUE
+    if isinstance(rewrite, SplitRewrite):
+        return rewrite
+    if not rewrite.device_epilogue:
+        return PimRewrite(schedule=rewrite.schedule)
     reason = unsupported_epilogue_reason(region, system)
     if rewrite.device_epilogue != region.epilogue.operators:
         epilogue = ", ".join(region.epilogue.operators) or "nothing"
         reason = f"PIM does {epilogue} of what follows a layer that is wholly its own, or none of it"
     if reason:
         raise PlanError(f"region '{region.name}' cannot be finished on PIM: {reason}")
-    first, *others = device_epilogues(region, system)
-    return next((e for e in others if e.accumulates_residual == rewrite.accumulates_residual), first)
+    epilogues = device_epilogues(region, system)
+    is_same = any(e.accumulates_residual == rewrite.accumulates_residual for e in epilogues)
+    return rewrite if is_same else replace(epilogues[0], schedule=rewrite.schedule)
 
 
 def _activation(region: Region) -> str:

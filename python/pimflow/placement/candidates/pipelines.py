@@ -6,30 +6,28 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pimflow.core.candidate import Candidate, Footprint, Task
+from pimflow.core.candidate import Candidate, Footprint
 from pimflow.core.program import PimProgram
 from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
-from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRewrite
+from pimflow.core.rewrite import Mode, PipelineRewrite
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError
 from pimflow.pim_backend.programs.lowering import ProgramRequest
 from pimflow.placement.candidates.candidates import CandidateGenerator
+from pimflow.placement.candidates.tasks import TaskList
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost
 from pimflow.placement.costs.staged_runs import StagedRun, is_chained, staging_obstacle
 from pimflow.simulators.pim.bound import min_work_ns
 
 RUN_LENGTHS = (2, 3, 4)  # numbers of regions that are tried
 STAGE_COUNTS = (2, 3, 4, 6, 8)  # numbers of stages that are tried
-# A run is timed only if this share of `_RunBounds.share_bound_ns` is below the time of its regions in
-# sequence. `share_bound_ns` assumes that a part costs at least its share of the region; small kernels may
-# cost less.
-MARGIN = 0.98
 
 
 def _staged_run(generator: CandidateGenerator, pipeline: Pipeline) -> StagedRun:
     """`pipeline` as a staged run on the system; raises `PlanError` if it is impossible."""
-    run, system = StagedRun.from_pipeline(generator.graph, pipeline), generator.system
+    system = generator.system
+    run = StagedRun.from_pipeline(generator.graph, pipeline, system.dtype)
     reason = "" if system.uses_views else "parts of tensors would be copied (--copies made)"
     if not system.gpu_channels:
         reason = "PIM in all channels leaves the GPU none meanwhile"
@@ -111,32 +109,24 @@ def _pim_costs(
 
 def _tasks(
     generator: CandidateGenerator, run: StagedRun, costs: Mapping[tuple[int, int], PimCost]
-) -> list[Task]:
+) -> TaskList:
     """The tasks of all parts, in the order in which the parts are issued.
 
     A part waits for the part of the previous region of the same stage. Earlier stages have ended by then,
     since one resource does the parts of a region in order.
     """
-    tasks: list[Task] = []
-    part_tasks: dict[tuple[int, int], tuple[int, ...]] = {}
+    tasks, builder = TaskList(), generator.task_builder
+    ends: dict[tuple[int, int], tuple[int, ...]] = {}
     for position, stage in run.pipeline.steps:
         region, label = run.regions[position], f"{run.regions[position].name}, stage {stage}"
-        previous_tasks = part_tasks[position - 1, stage] if position else ()
-        part_begin = len(tasks)
-        if (position, stage) in costs:
-            part = run.geometry(position, stage)
-            parts = generator.task_builder.pim_tasks(
-                label, costs[position, stage], part.n * part.h * part.w * part.c
-            )
+        waits, cost = ends[position - 1, stage] if position else (), costs.get((position, stage))
+        if cost:
+            parts = builder.pim_tasks(label, cost, run.geometry(position, stage).input_elements)
         else:
-            kernel = run.kernel(position, stage, generator.system.dtype)
-            parts = generator.task_builder.gpu_tasks_with_traffic(label, label, kernel)
-        tasks += [task.with_dependencies(previous_tasks) for task in parts]
-        part_tasks[position, stage] = tuple(range(part_begin, len(tasks)))
-        results = costs[position, stage].results if (position, stage) in costs else 0
-        for sum_task in generator.task_builder.partial_sum_tasks(region, WHOLE, results) if results else ():
-            tasks.append(sum_task.with_dependencies(part_tasks[position, stage]))
-            part_tasks[position, stage] = (len(tasks) - 1,)
+            parts = builder.gpu_tasks_with_traffic(label, label, run.kernel(position, stage))
+        results = cost.results if cost else 0
+        sum_tasks = builder.partial_sum_tasks(region, WHOLE, results)
+        ends[position, stage] = tasks.append_sequence(sum_tasks, tasks.append_after(parts, waits))
     return tasks
 
 
@@ -147,7 +137,8 @@ def pim_programs(
 
     Each part stores weights of its own, since its products are distributed over the channels differently.
     """
-    run = StagedRun.from_pipeline(generator.graph, to_pipeline(covers, rewrite))
+    pipeline = to_pipeline(covers, rewrite)
+    run = StagedRun.from_pipeline(generator.graph, pipeline, generator.system.dtype)
     costs = _pim_costs(generator, run, rewrite.schedules)
     for (position, stage), cost in costs.items():
         part = stage_name(run.regions[position].name, stage)
@@ -163,18 +154,18 @@ def to_pipeline(regions: tuple[str, ...], rewrite: PipelineRewrite) -> Pipeline:
 
 def kernels(graph: RegionGraph, pipeline: Pipeline, dtype: str) -> dict[str, list[Kernel]]:
     """By region, the GPU kernels of a pipeline; none for regions on PIM."""
-    run = StagedRun.from_pipeline(graph, pipeline)
+    run = StagedRun.from_pipeline(graph, pipeline, dtype)
     by_region: dict[str, list[Kernel]] = {name: [] for name in pipeline.regions}
     for position, stage in pipeline.steps:
         if pipeline.modes[position] is Mode.GPU:
-            by_region[pipeline.regions[position]].append(run.kernel(position, stage, dtype))
+            by_region[pipeline.regions[position]].append(run.kernel(position, stage))
     return by_region
 
 
 def candidates(
     generator: CandidateGenerator, is_requested: Callable[[tuple[str, ...]], bool] = lambda _: True
-) -> dict[str, list[Candidate]]:
-    """By first region, the pipelines that are faster than their regions one after another.
+) -> list[Candidate]:
+    """The pipelines that are faster than their regions one after another.
 
     For every run and every assignment of its regions to devices, the best number of stages. Candidates of
     single regions must have been timed (`CandidateGenerator.prepare`).
@@ -185,16 +176,13 @@ def candidates(
         A predicate of a run's region names: other runs are left out.
     """
     if Mode.PIPELINE not in generator.modes or not generator.system.gpu_channels:
-        return {}
+        return []
     bounds = _RunBounds(generator)
-    requested_runs = (run for run in _shared_runs(generator) if is_requested(run.pipeline.regions))
-    promising_runs = [
-        run for run in requested_runs if bounds.share_bound_ns(run) * MARGIN < bounds.sequential_ns(run)
-    ]
+    requested_runs = [run for run in _shared_runs(generator) if is_requested(run.pipeline.regions)]
     # Kernels of parts are priced quickly, PIM programs are not: these are timed for few runs only.
-    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(promising_runs))
+    lower_bounds_ns = generator.costs.batch_kernels(lambda: bounds.lower_bounds_ns(requested_runs))
     evaluated_runs = [
-        run for run, ns in zip(promising_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
+        run for run, ns in zip(requested_runs, lower_bounds_ns) if ns < bounds.sequential_ns(run)
     ]
     layers = {
         run.largest(position): run.regions[position].name
@@ -212,17 +200,14 @@ def candidates(
         key = (run.pipeline.regions, run.pipeline.modes)
         if latency_ns < bounds.sequential_ns(run) and (key not in best or latency_ns < best[key][0]):
             best[key] = (latency_ns, candidate)
-    by_region: dict[str, list[Candidate]] = {}
-    for _, candidate in best.values():
-        by_region.setdefault(candidate.covers[0], []).append(candidate)
-    return by_region
+    return [candidate for _, candidate in best.values()]
 
 
 def _shared_runs(generator: CandidateGenerator) -> tuple[StagedRun, ...]:
     """`runs`, shared by searches of the same network on systems that allow the same runs."""
     system = generator.system
     is_unsupported = tuple(bool(generator.unsupported_reason(region)) for region in generator.graph.regions)
-    key = (generator.graph.digest, is_unsupported, system.uses_views, system.pim.result_lanes)
+    key = (generator.graph.digest, is_unsupported, system.uses_views, system.pim.result_lanes, system.dtype)
     if key not in generator.costs.staged_runs:
         generator.costs.staged_runs[key] = tuple(runs(generator))
     return generator.costs.staged_runs[key]
@@ -257,7 +242,6 @@ class _RunBounds:
 
     def __init__(self, generator: CandidateGenerator):
         self.generator = generator
-        self._tasks: dict[tuple[str, Mode], Task] = {}
         self._fastest: dict[str, dict[tuple[bool, bool], float]] = {}
         self._sequential_ns: dict[tuple[str, ...], float] = {}
 
@@ -300,22 +284,11 @@ class _RunBounds:
                 )
         return self._fastest[region.name]
 
-    def share_bound_ns(self, run: StagedRun) -> float:
-        """Approximate lower bound: parts take a launch and their share of the region; no device waits."""
-        busy_ns: dict[str, float] = {}
-        for region, mode, rows in zip(run.regions, run.pipeline.modes, run.rows):
-            task, computed_rows = self._task(region, mode), sum(end - begin for begin, end in rows)
-            parts_ns = len(rows) * self._min_launch_ns(task.launch_ns)
-            parts_ns += task.execution_ns * computed_rows / region.layer.oh
-            busy_ns[task.resource] = busy_ns.get(task.resource, 0.0) + parts_ns
-        return max(busy_ns.values())
-
     def lower_bounds_ns(self, runs: Sequence[StagedRun]) -> list[float]:
         """Lower bounds of runs: the times of their kernels, and the least work of PIM for their products."""
         task_builder = self.generator.task_builder
         pim_target = self.generator.costs.pim_target
-        dtype = self.generator.system.dtype
-        work = [run.work(dtype) for run in runs]
+        work = [run.work for run in runs]
         distinct = dict.fromkeys(itertools.chain.from_iterable(run_work.values() for run_work in work))
         task_builder.time_kernels(work_item for work_item in distinct if isinstance(work_item, Kernel))
 
@@ -338,14 +311,6 @@ class _RunBounds:
     def _min_launch_ns(self, launch_ns: float) -> float:
         """The least that a launch is charged: 0 if launches are issued ahead, as they may be hidden."""
         return 0.0 if self.generator.system.overlaps_launches else launch_ns
-
-    def _task(self, region: Region, mode: Mode) -> Task:
-        key = region.name, mode
-        if key not in self._tasks:
-            rewrite, resource = (PimRewrite(), "pim") if mode is Mode.PIM else (OPERATOR_KERNELS, "gpu")
-            tasks = self.generator.make(region, rewrite).tasks
-            self._tasks[key] = next(task for task in tasks if task.resource == resource)
-        return self._tasks[key]
 
 
 def _staged_ns(run: StagedRun, parts: Mapping[tuple[int, int], Sequence[tuple[str, float]]]) -> float:

@@ -12,8 +12,7 @@ from pimflow.core.rewrite import (
     Rewrite,
     SubstitutionRewrite,
 )
-from pimflow.fusion import GroupTiling
-from pimflow.placement.candidates import fused_groups, pim_attention, pipelines, substitutions
+from pimflow.placement.candidates import fused_groups, pim_attention, pipelines
 from pimflow.placement.candidates.candidates import CandidateGenerator
 
 
@@ -41,8 +40,6 @@ def make(
             return pipelines.make(generator, pipelines.to_pipeline(tuple(covers), rewrite), rewrite.schedules)
         case AttentionRewrite():
             return pim_attention.make(generator, covers, rewrite.schedule)
-        case FusedGroupRewrite():
-            return fused_groups.make(generator, covers, channels, GroupTiling.parse(rewrite.tiling))
-        case SubstitutionRewrite():
-            return substitutions.make(generator, covers, channels, rewrite)
+        case FusedGroupRewrite() | SubstitutionRewrite():
+            return fused_groups.make(generator, covers, channels, rewrite)
     return generator.make(generator.graph.region(covers[0]), rewrite, channels)

@@ -1,4 +1,4 @@
-"""Candidates that do neighbouring regions on the GPU by other operators: substitutions, open to registration.
+"""Substitutions: other operators that do neighbouring regions on the GPU, open to registration.
 
 A substitution names the regions that it replaces and the kernels that run instead. These are timed as all
 kernels are, so that the search takes a substitution where it pays; its pass then writes it into the module.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pimflow.core.candidate import Candidate, Footprint, in_sequence
 from pimflow.core.region import Kernel, Region, RegionGraph
-from pimflow.core.rewrite import TILES, SubstitutionRewrite
+from pimflow.core.rewrite import TILES
 from pimflow.errors import UsageError
-from pimflow.placement.candidates.candidates import CandidateGenerator
 
 
 class Substitution(Protocol):
@@ -55,35 +53,3 @@ def register(substitution: Substitution) -> None:
     if name in SUBSTITUTIONS or not name or name.startswith(TILES):
         raise UsageError(f"a substitution cannot be named '{name}': the name is taken, empty, or a tiling's")
     SUBSTITUTIONS[name] = substitution
-
-
-def make(
-    generator: CandidateGenerator, covers: Sequence[str], gpu_channels: int, rewrite: SubstitutionRewrite
-) -> Candidate:
-    """The candidate that does `covers` by a substitution, with `gpu_channels` memory channels."""
-    name, dtype = rewrite.substitution, generator.system.dtype
-    regions = [generator.graph.region(region) for region in covers]
-    kernels = SUBSTITUTIONS[name].kernels(regions, dtype)
-    labels = (f"{' + '.join(covers)} ({name}, {n + 1} of {len(kernels)})" for n in range(len(kernels)))
-    return Candidate(
-        name=f"SUBSTITUTED {name}",
-        covers=tuple(covers),
-        rewrite=rewrite,
-        tasks=in_sequence(
-            generator.task_builder.gpu_task(label, kernel, gpu_channels)
-            for label, kernel in zip(labels, kernels)
-        ),
-        footprint=Footprint(
-            workspace_bytes=sum(kernel.output_bytes for kernel in kernels[:-1]),
-            filter_bytes=sum(region.weight_bytes(dtype) for region in regions),
-        ),
-    )
-
-
-def candidates(generator: CandidateGenerator, gpu_channels: int) -> list[Candidate]:
-    """All candidates by registered substitutions, with `gpu_channels` memory channels."""
-    return [
-        make(generator, covers, gpu_channels, SubstitutionRewrite(substitution=substitution.name))
-        for substitution in SUBSTITUTIONS.values()
-        for covers in substitution.matches(generator.graph)
-    ]

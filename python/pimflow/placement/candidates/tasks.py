@@ -13,7 +13,6 @@ from dataclasses import replace
 from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
 from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
 from pimflow.core.split import Split
-from pimflow.core.tensor_placement import ChannelMode
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs
 from pimflow.placement.costs.pim_runs import PimCost
@@ -22,6 +21,30 @@ from pimflow.simulators.gpu.machine import RooflineMachine
 from pimflow.simulators.gpu.model import KernelRequest, kernel_energy_pj
 from pimflow.simulators.gpu.region_kernels import gpu_kernel, gpu_kernels, prologue_elements
 from pimflow.simulators.pim.energy import CommandCounts, pim_energy_pj
+
+
+class TaskList(list[Task]):
+    """The tasks of a candidate in the order in which they are issued."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of all tasks so far."""
+        return tuple(range(len(self)))
+
+    def append_after(self, tasks: Iterable[Task], waits: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tasks that wait for those at the positions `waits`; returns their own positions."""
+        begin = len(self)
+        self.extend(task.with_dependencies(waits) for task in tasks)
+        return self.positions[begin:]
+
+    def append_sequence(self, tasks: Iterable[Task], waits: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tasks of which the first waits for `waits`, and each other for the one before.
+
+        Returns what the next task of the sequence would wait for.
+        """
+        for task in tasks:
+            waits = self.append_after([task], waits)
+        return waits
 
 
 class TaskBuilder:
@@ -65,9 +88,33 @@ class TaskBuilder:
         )
         return (switch,)
 
-    def charged_mode(self, mode: ChannelMode) -> ChannelMode | None:
-        """`mode` of the channels that have PIM; None where a change of mode takes no time."""
-        return mode if self.switch_ns else None
+    def staging_tasks(self, label: str, read_bytes: float) -> list[Task]:
+        """The read of operands into the L2 by PIM's channels as plain memory, and their switch to PIM."""
+        return [self._memory_task(f"{label} (operands to the L2)", read_bytes), *self.switch_tasks]
+
+    def writeback_tasks(self, label: str, result_bytes: int) -> list[Task]:
+        """The switch of PIM's channels to plain memory, and the write of their share of a result."""
+        system = self.system
+        machine = RooflineMachine(system.gpu, system.dtype)
+        share = system.pim_channels / system.gpu.memory_channels
+        written_bytes = result_bytes * share * system.gpu.write_factor
+        cost_factor = 1 / machine["dram_write"]
+        return [*self.switch_tasks, self._memory_task(f"{label} (results)", written_bytes, cost_factor)]
+
+    def _memory_task(self, label: str, moved_bytes: float, cost_factor: float = 1.0) -> Task:
+        """A transfer of PIM's channels as plain memory: a byte takes as long as `cost_factor` bytes read."""
+        system = self.system
+        machine = RooflineMachine(system.gpu, system.dtype, system.pim_channels)
+        dram_pj = moved_bytes * 8 * system.gpu.energy["dram_pj_per_bit"]
+        return Task(
+            label=label,
+            resource="pim",
+            readies_channels=True,
+            execution_ns=moved_bytes * cost_factor / machine.dram_rate / machine.cycles_per_ns,
+            moved_bytes=round(moved_bytes),
+            # If the crossbar is charged, the program's transfer has the energy of operands and results.
+            energies_pj={} if system.charges("crossbar") else {"gpu_dram": dram_pj},
+        )
 
     def standalone_ns(self, tasks: Sequence[Task]) -> float:
         """Estimated time of a candidate's tasks by themselves: splits and stages are chosen by it.
@@ -96,6 +143,15 @@ class TaskBuilder:
             known=cost.provenance,
         )
 
+    def gpu_sequence(
+        self, name: str, parts: Sequence[str], kernels: Sequence[Kernel], channels: int | None
+    ) -> tuple[Task, ...]:
+        """The tasks of kernels in sequence, which are `parts` of what `name` is, if it has several."""
+        numbers = range(1, len(kernels) + 1)
+        labels = [f"{name} ({part}, {number} of {len(kernels)})" for part, number in zip(parts, numbers)]
+        labels = labels or [name] * len(kernels)
+        return in_sequence(self.gpu_task(label, kernel, channels) for label, kernel in zip(labels, kernels))
+
     def time_parts(self, region: Region, splits: Iterable[Split]) -> None:
         """Time the kernels of the GPU's parts of many splits in one batch, for `gpu_part_tasks`."""
         kernels = (
@@ -117,7 +173,7 @@ class TaskBuilder:
         task = self.gpu_task(label, kernel)
         if not self.system.charges("crossbar"):
             return [task]
-        return [task, self._transfer_task(f"{name} (GPU traffic)", task.moved_bytes)]
+        return [task, self._crossbar_task(f"{name} (GPU traffic)", task.moved_bytes)]
 
     def gpu_part_tasks(self, region: Region, split: Split) -> list[Task]:
         """The tasks of the GPU's part of a split; none if it has no part."""
@@ -168,7 +224,7 @@ class TaskBuilder:
             tasks.insert(0, refresh_task)
         if not system.charges("crossbar"):
             return tasks
-        transfer = self._transfer_task(
+        transfer = self._crossbar_task(
             f"{name} (to and from PIM)", run.traffic_bursts * system.pim.column_bytes
         )
         # A kernel's traffic over the crossbar is priced with the kernel.
@@ -184,7 +240,7 @@ class TaskBuilder:
         moved_bytes, _ = machine.dram_traffic(read_elements * element, 0, written_elements * element)
         return float(moved_bytes) * 8 * gpu.energy["dram_pj_per_bit"]
 
-    def _transfer_task(self, label: str, moved_bytes: int) -> Task:
+    def _crossbar_task(self, label: str, moved_bytes: int) -> Task:
         return Task(
             label=label,
             resource="crossbar",
@@ -194,11 +250,13 @@ class TaskBuilder:
 
     def prologue_tasks(self, region: Region) -> list[Task]:
         """The kernels, in sequence, of the prologue that the GPU would fuse before the convolution."""
+        if not (region.has_prologue_kernels and self.system.charges("layout")):
+            return []
         g, element = region.layer, ELEMENT_BYTES[self.system.dtype]
         kernel = Kernel(
             kind="stream",
             input_bytes=prologue_elements(region) * element,
-            output_bytes=g.n * g.h * g.w * g.c * element,
+            output_bytes=g.input_elements * element,
         )
         kernels = [replace(kernel, input_bytes=kernel.output_bytes)] * region.pim.prologue_kernels
         label = f"{region.name} ({', '.join(region.prologue)})"
@@ -206,7 +264,7 @@ class TaskBuilder:
 
     def padding_tasks(self, region: Region, split: Split) -> list[Task]:
         """The kernels that add rows of zeros to the input of the GPU's part, as `SplitMdDp` does."""
-        zeros = self._zero_row_bytes(region, split)
+        zeros = self._zero_row_bytes(region, split) if self.system.charges("layout") else []
         if not zeros or not region.pim.padding_copy_reason:
             kernels = [Kernel(kind="stream", input_bytes=0, output_bytes=zero_bytes) for zero_bytes in zeros]
             return [self.gpu_task(f"{region.name} (rows of zeros)", zero_bytes) for zero_bytes in kernels]
@@ -217,7 +275,7 @@ class TaskBuilder:
     def padding_bytes(self, region: Region, split: Split) -> int:
         """Bytes of the rows of zeros of `padding_tasks`, and of the input if it is copied between them."""
         zeros, g = sum(self._zero_row_bytes(region, split)), region.layer
-        copied = g.n * g.h * g.w * g.c * ELEMENT_BYTES[self.system.dtype]
+        copied = g.input_elements * ELEMENT_BYTES[self.system.dtype]
         return zeros + (copied if zeros and region.pim.padding_copy_reason else 0)
 
     def _zero_row_bytes(self, region: Region, split: Split) -> list[int]:
@@ -272,7 +330,7 @@ class TaskBuilder:
         (kernel, *_) = gpu_kernels(region, self.system.dtype)
         if kernel.geometry is None or kernel.kind != "gemm":
             return 0.0
-        tile = self.costs.analytic_cost(kernel, self.kernel_channels, self.system.gpu).tile
+        tile = self.costs.analytic_tile(kernel, self.kernel_channels)
         if tile is None:  # a product of one row
             return 0.0
         g = kernel.geometry

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,18 +33,6 @@ from pimflow.simulators.gpu.model import KernelCost, KernelRequest, kernel_costs
 from pimflow.simulators.profiler import Analytic, BuiltIn, GpuProfiler, PimProfiler
 
 Made = TypeVar("Made")
-
-ZERO_COST = KernelCost(
-    launch_ns=0.0,
-    execution_ns=0.0,
-    compute_ns=0.0,
-    l2_ns=0.0,
-    dram_ns=0.0,
-    dram_bytes=0.0,
-    l2_bytes=0.0,
-    tile=None,
-    blocks=0,
-)
 
 
 @check_keywords
@@ -125,11 +113,11 @@ class Costs:
         self._gpu, self._dtype = system.gpu, system.dtype
         self._layers: dict[ConvGeometry, LayerCosts] = {}
         self._splits: dict[tuple[object, ...], tuple[Split, ...]] = {}
-        self._schedules: dict[tuple[ConvGeometry, Split], LoopOrder] = {}
-        self._pim: dict[tuple[ConvGeometry, Split, LoopOrder, LatchUse], LayerPimCost] = {}
+        # By loop order too, or None for the fastest.
+        self._pim: dict[tuple[ConvGeometry, Split, LoopOrder | None, LatchUse], LayerPimCost] = {}
         self._caches: dict[tuple[object, ...], tuple[ProductCost, ...]] = {}
         self._kernels: dict[KernelRequest, KernelCost] = {}
-        self._analytic_costs: dict[tuple[KernelRequest, float], KernelCost] = {}
+        self._analytic_costs: dict[KernelRequest, KernelCost] = {}
         self._requests: dict[KernelRequest, None] | None = None
         self._computed: dict[object, Any] | None = None
 
@@ -141,7 +129,7 @@ class Costs:
             costs.tiling_cache, costs.non_pim_times = self.tiling_cache, self.non_pim_times
         costs.staged_runs = self.staged_runs
         if costs.pim_target.identity == self.pim_target.identity:
-            costs._layers, costs._splits, costs._schedules = self._layers, self._splits, self._schedules
+            costs._layers, costs._splits = self._layers, self._splits
             costs._pim, costs._caches = self._pim, self._caches
         return costs
 
@@ -176,30 +164,33 @@ class Costs:
         """Time the layers that were not timed yet, the largest first."""
         layers = {layer.key: layer for layer in requested_layers if layer.key not in self._splits}
         ordered = sorted(layers.values(), key=lambda layer: -layer.geometry.macs)
-        cached_costs = self._read_cache((layer.key for layer in ordered), _parse_layer_costs)
-        for layer in ordered:
-            if layer.key in cached_costs:
-                self._store_layer_costs(layer, cached_costs[layer.key])
-        missing = [layer for layer in ordered if layer.key not in cached_costs]
-        self.tally.cached["pim"] += len(ordered) - len(missing)
-        self.profiling.progress(len(ordered) - len(missing), len(ordered))
-        work = [dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in missing]
-        for finished_count, (position, costs) in enumerate(
-            self.profiling.executor.map(SplitLayer.costs, work), start=1
-        ):
-            layer = missing[position]
-            self._store_layer_costs(layer, costs)
-            self._write_cache({layer.key: costs})
-            self.tally.computed["pim"] += 1
-            self.profiling.progress(len(ordered) - len(missing) + finished_count, len(ordered))
+        work = {
+            layer.key: dataclasses.replace(layer, known=self._layers.get(layer.geometry)) for layer in ordered
+        }
+        results = self._results(work, _parse_layer_costs, SplitLayer.costs)
+        for number, (layer, costs) in enumerate(results, start=1):
+            self._layers[layer.geometry], self._splits[layer.key] = costs, costs.splits
+            for split, cost in costs.costs:
+                self._pim[layer.geometry, split, cost.schedule, ONLY_SUMS] = cost
+                if split != WHOLE:
+                    self._pim[layer.geometry, split, None, ONLY_SUMS] = cost
+            self.profiling.progress(number, len(ordered))
 
-    def _store_layer_costs(self, layer: SplitLayer, costs: LayerCosts) -> None:
-        self._layers[layer.geometry] = costs
-        self._splits[layer.key] = costs.splits
-        for split, cost in costs.costs:
-            if split != WHOLE:
-                self._schedules[layer.geometry, split] = cost.schedule
-            self._pim[layer.geometry, split, cost.schedule, ONLY_SUMS] = cost
+    def _results(
+        self,
+        work: Mapping[Any, Any],
+        parse: Callable[[Any], Any],
+        compute: Callable[[Any], Any],
+    ) -> Iterator[tuple[Any, Any]]:
+        """Each work on PIM with its result: from the cache, by its key, or else computed and stored there."""
+        cached_results = self._read_cache(work, parse)
+        self.tally.cached["pim"] += len(cached_results)
+        yield from ((work[key], cached_results[key]) for key in work if key in cached_results)
+        missing = [key for key in work if key not in cached_results]
+        for position, result in self.profiling.executor.map(compute, [work[key] for key in missing]):
+            self._write_cache({missing[position]: result})
+            self.tally.computed["pim"] += 1
+            yield work[missing[position]], result
 
     def _read_cache(self, keys: Iterable[object], parse: Callable[[Any], Any]) -> dict[Any, Any]:
         return self.profiling.cache.get(keys, read=parse) if self.profiling.cache else {}
@@ -220,27 +211,31 @@ class Costs:
 
         With an activation another order may be the fastest, since results then need row changes.
         """
-        if not schedule and latch_use.activation:
+        cost_key = (geometry, split, schedule, latch_use)
+        if not schedule and geometry not in self._layers:
+            self.time_layers([self.layer(geometry, name)])
+        if cost_key in self._pim:
+            return self._pim[cost_key]
+        if schedule:
+            key = ("pim", self.pim_target.identity, *cost_key)
+            cost = self._read_cache([key], functools.partial(read_fields, LayerPimCost)).get(key)
+            if cost is None:
+                cost = self.pim_target.cost(geometry, schedule, name, split, latch_use)
+                self._write_cache({key: cost})
+        elif latch_use.activation:
             orders = self.pim_target.schedules(split.pim_part(geometry))
             costs = [self.pim_cost(geometry, name, split, order, latch_use) for order in orders]
-            return min(costs, key=lambda cost: cost.time_ns)
-        if not schedule:
-            if geometry not in self._layers:
-                self.time_layers([self.layer(geometry, name)])
-            schedule = self._schedules.get((geometry, split)) or self.pim_target.part_schedule(
-                geometry, name, self._layers[geometry].schedule, split
+            cost = min(costs, key=lambda cost: cost.time_ns)
+        else:
+            default = self._pim.get((geometry, split, None, ONLY_SUMS))
+            order = (
+                default.schedule
+                if default
+                else self.pim_target.part_schedule(geometry, name, self._layers[geometry].schedule, split)
             )
-            self._schedules[geometry, split] = schedule
-        cost_key = (geometry, split, schedule, latch_use)
-        if cost_key not in self._pim:
-            key = ("pim", self.pim_target.identity, *cost_key)
-            cached_costs = self._read_cache([key], functools.partial(read_fields, LayerPimCost))
-            if key in cached_costs:
-                self._pim[cost_key] = cached_costs[key]
-            else:
-                self._pim[cost_key] = self.pim_target.cost(geometry, schedule, name, split, latch_use)
-                self._write_cache({key: self._pim[cost_key]})
-        return self._pim[cost_key]
+            cost = self.pim_cost(geometry, name, split, order, latch_use)
+        self._pim[cost_key] = cost
+        return cost
 
     def attention_costs(self, attention: Attention, tokens: int = 0) -> dict[str, tuple[ProductCost, ...]]:
         """By product of attention over a cache in PIM, its costs by schedule, the fastest first.
@@ -260,14 +255,8 @@ class Costs:
             for name in (KEYS, VALUES)
         }
         missing = {work.key: work for work in products.values() if work.key not in self._caches}
-        cached_costs = self._read_cache(missing, _parse_product_costs)
-        self._caches |= cached_costs
-        uncached_work = [work for key, work in missing.items() if key not in cached_costs]
-        for position, costs in self.profiling.executor.map(CacheWork.costs, uncached_work):
-            self._caches[uncached_work[position].key] = costs
-            self._write_cache({uncached_work[position].key: costs})
-        self.tally.cached["pim"] += len(cached_costs)
-        self.tally.computed["pim"] += len(uncached_work)
+        for work, costs in self._results(missing, _parse_product_costs, CacheWork.costs):
+            self._caches[work.key] = costs
         return {name: self._caches[work.key] for name, work in products.items()}
 
     def product_cost(self, work: CacheWork, schedule: ProductSchedule) -> ProductCost:
@@ -288,7 +277,7 @@ class Costs:
         request = KernelRequest(kernel, channels)
         if request not in self._kernels:
             self.time_kernels([request])
-        return self._kernels.get(request, ZERO_COST)
+        return self._kernels.get(request) or self._analytic_cost(request)
 
     def time_kernels(self, requests: Iterable[KernelRequest]) -> None:
         """Time the kernels that were not timed yet in one batch; inside `batch_kernels` only request them."""
@@ -298,13 +287,14 @@ class Costs:
         elif missing:
             self._time_kernels(list(missing))
 
-    def analytic_cost(self, kernel: Kernel, channels: int, gpu: GpuSpec) -> KernelCost:
-        """The cost of a kernel on `gpu` by the analytic model, whatever the profiler."""
-        request = KernelRequest(kernel, channels)
-        if (request, gpu.launch_ns) not in self._analytic_costs:
-            (cost,) = kernel_costs([request], gpu, self._dtype)
-            self._analytic_costs[request, gpu.launch_ns] = cost
-        return self._analytic_costs[request, gpu.launch_ns]
+    def analytic_tile(self, kernel: Kernel, channels: int) -> tuple[int, int, int] | None:
+        """The tile of a kernel by the analytic model, whatever the profiler."""
+        return self._analytic_cost(KernelRequest(kernel, channels)).tile
+
+    def _analytic_cost(self, request: KernelRequest) -> KernelCost:
+        if request not in self._analytic_costs:
+            (self._analytic_costs[request],) = kernel_costs([request], self._gpu, self._dtype)
+        return self._analytic_costs[request]
 
     def launch_ns(self, cost: KernelCost, gpu: GpuSpec) -> float:
         """The launch time of such a kernel on `gpu`: the profiler's, which may be measured.

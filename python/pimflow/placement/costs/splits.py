@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pimflow.core.liveness import ALIGNMENT_BYTES
@@ -34,13 +34,7 @@ def all_splits(geometry: ConvGeometry, pim: PimSpec) -> list[Split]:
     Output channels are cut at multiples of PIM's tile, counted from either end; the reduction where the GPU
     reads aligned vectors of the layer's input.
     """
-    return list(_all_splits(geometry, pim.banks))
-
-
-# Cached: every search of a network asks for the same layers.
-@functools.lru_cache(maxsize=1 << 12)
-def _all_splits(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
-    line = ALIGNMENT_BYTES // STORED_BYTES
+    line, tile = ALIGNMENT_BYTES // STORED_BYTES, pim.banks
     tiles = {extent for part in range(tile, geometry.oc, tile) for extent in (part, geometry.oc - part)}
     extents = {
         "rows": range(1, geometry.oh),
@@ -48,7 +42,7 @@ def _all_splits(geometry: ConvGeometry, tile: int) -> tuple[Split, ...]:
         "reduction": range(line, geometry.c, line),
         "batch": range(1, geometry.n),
     }
-    return tuple(_possible_splits(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]]))
+    return _possible_splits(geometry, [Split(axis, gpu) for axis in AXES for gpu in extents[axis]])
 
 
 def _possible_splits(geometry: ConvGeometry, splits: Sequence[Split]) -> list[Split]:
@@ -162,18 +156,19 @@ class SplitLayer:
         groups: dict[tuple[str, ...], list[NonPimTimes]] = {}
         for times in self.besides:
             groups.setdefault(times.deferred_epilogue, []).append(times)
-        costs = {split: timing.cost(split) for split in self.splits}
-        grid_splits = frozenset(grid(self.geometry))
+        splits, grid_splits = set(self.splits), frozenset(grid(self.geometry))
+        for split in self.splits:
+            timing.cost(split)
         for group in groups.values():
-            group_costs = timing.best(group)
-            costs |= group_costs | timing.near_fastest(group, group_costs, grid_splits)
+            fastest, *timed = timing.fastest(group)
+            splits |= {times.split for times in (fastest, *timed)}
+            limit_ns = NEAR * timing.total_ns(fastest)
+            near = timing.fastest([times for times in group if times.split in grid_splits], limit_ns)
+            splits |= {times.split for times in near[:1]}
         return LayerCosts(
             schedule=timing.schedule,
-            splits=tuple(sorted(costs)),
-            costs=(
-                *timing.whole_costs,
-                *((split, cost) for split, cost in timing.costs.items() if split != WHOLE),
-            ),
+            splits=tuple(sorted(splits)),
+            costs=(*timing.whole_costs, *timing.costs.items()),
             least_ns=tuple(timing.lower_bounds_ns.items()),
         )
 
@@ -182,90 +177,63 @@ class _SplitTiming:
     """Times of the splits of one layer, each computed once."""
 
     def __init__(self, layer: SplitLayer):
-        self.layer, previous = layer, layer.known
-        if previous:
-            self.whole_costs = [(split, cost) for split, cost in previous.costs if split == WHOLE]
-        else:
-            self.whole_costs = [
-                (WHOLE, cost) for cost in layer.pim_target.whole_layer_costs(layer.geometry, layer.name)
-            ]
-        self.schedule = previous.schedule if previous else self.whole_costs[0][1].schedule
-        self.costs = {split: cost for split, cost in previous.costs if split != WHOLE} if previous else {}
-        self.lower_bounds_ns = dict(previous.least_ns) if previous else {}
-        self._orders: dict[Split, LoopOrder] = {}
+        self.layer, self.target, known = layer, layer.pim_target, layer.known
+        if known is None:
+            costs = self.target.whole_layer_costs(layer.geometry, layer.name)
+            pairs = tuple((WHOLE, cost) for cost in costs)
+            known = LayerCosts(schedule=costs[0].schedule, splits=(), costs=pairs)
+        self.schedule, self.lower_bounds_ns = known.schedule, dict(known.least_ns)
+        self.whole_costs = [(split, cost) for split, cost in known.costs if split == WHOLE]
+        self.costs = {split: cost for split, cost in known.costs if split != WHOLE}
 
     def _order(self, split: Split) -> LoopOrder:
-        if split not in self._orders:
-            target, geometry, name = self.layer.pim_target, self.layer.geometry, self.layer.name
-            self._orders[split] = target.part_schedule(geometry, name, self.schedule, split)
-        return self._orders[split]
+        return self.target.part_schedule(self.layer.geometry, self.layer.name, self.schedule, split)
 
     def cost(self, split: Split) -> LayerPimCost:
         """The cost of PIM's part."""
         if split not in self.costs:
-            layer, order = self.layer, self._order(split)
-            self.costs[split] = layer.pim_target.cost(layer.geometry, order, layer.name, split)
+            layer = self.layer
+            self.costs[split] = self.target.cost(layer.geometry, self._order(split), layer.name, split)
         return self.costs[split]
 
     def _busiest_ns(self, split: Split) -> float:
         """A lower bound of PIM's part: the time of its busiest channel."""
         if split not in self.lower_bounds_ns:
             layer, order = self.layer, self._order(split)
-            self.lower_bounds_ns[split] = layer.pim_target.busiest_ns(
-                layer.geometry, order, layer.name, split
-            )
+            self.lower_bounds_ns[split] = self.target.busiest_ns(layer.geometry, order, layer.name, split)
         return self.lower_bounds_ns[split]
 
     def _work_ns(self, split: Split) -> float:
         """A lower bound of PIM's part: its least work over all channels."""
-        pim_target, geometry = self.layer.pim_target, self.layer.geometry
+        target, geometry = self.target, self.layer.geometry
         part, begin = split.pim_part(geometry), split.pixel_begin(geometry)
-        return min_work_ns(part, pim_target.pim, pim_target.dtype, pim_target.channels, part.pixels - begin)
+        return min_work_ns(part, target.pim, target.dtype, target.channels, part.pixels - begin)
 
-    def _total_ns(self, times: NonPimTimes, step: int) -> float:
-        """Time of a split in step 2; in steps 0 and 1 lower bounds of it, each slower to compute."""
+    def total_ns(self, times: NonPimTimes, step: int = LAST_STEP) -> float:
+        """Time of a split; in steps 0 and 1 lower bounds of it, each slower to compute."""
         terms, split = self.layer.terms, times.split
         assert terms is not None, "splits are compared by the charges of their layer"
         if step == LAST_STEP:
             return terms.total_ns(times, self.cost(split))
         return terms.lower_bound_ns(times, self._busiest_ns(split) if step else self._work_ns(split))
 
-    def near_fastest(
-        self,
-        non_pim_times: Sequence[NonPimTimes],
-        group_costs: Collection[Split],
-        grid_splits: Collection[Split],
-    ) -> dict[Split, LayerPimCost]:
-        """The fastest of `non_pim_times` that is in `grid_splits`, if it takes at most `NEAR` times
-        the best of `group_costs`.
-        """
-        fastest_ns = min(
-            self._total_ns(times, LAST_STEP) for times in non_pim_times if times.split in group_costs
-        )
-        limit_ns, fastest = NEAR * fastest_ns, dict[Split, LayerPimCost]()
-        for times in non_pim_times:
-            if times.split not in grid_splits or any(self._total_ns(times, n) > limit_ns for n in (0, 1)):
-                continue
-            if (total_ns := self._total_ns(times, LAST_STEP)) <= limit_ns:
-                limit_ns, fastest = total_ns, {times.split: self.cost(times.split)}
-        return fastest
+    def fastest(self, non_pim_times: Sequence[NonPimTimes], limit_ns: float = math.inf) -> list[NonPimTimes]:
+        """The fastest of some splits, and the others that had to be timed to prove it.
 
-    def best(self, non_pim_times: Sequence[NonPimTimes]) -> dict[Split, LayerPimCost]:
-        """The fastest of `non_pim_times`, and the others that had to be timed to prove it.
-
-        A best-first search by a lower bound of each split, which is raised step by step: the work of PIM, the
-        time of its busiest channel, the time itself. The first split that comes up with its time is the
-        fastest. Nothing is assumed about how times change from split to split.
+        None if all take longer than `limit_ns`. A best-first search by a lower bound of each split, which is
+        raised step by step: the work of PIM, the time of its busiest channel, the time itself. The first
+        split that comes up with its time is the fastest. Nothing is assumed about how times change from
+        split to split.
         """
-        costs: dict[Split, LayerPimCost] = {}
-        queue = [(self._total_ns(times, 0), index, 0) for index, times in enumerate(non_pim_times)]
+        timed: list[NonPimTimes] = []
+        queue = [(self.total_ns(times, 0), index, 0) for index, times in enumerate(non_pim_times)]
         heapq.heapify(queue)
-        while queue:
+        while queue and queue[0][0] <= limit_ns:
             _, index, step = heapq.heappop(queue)
-            if step == LAST_STEP:
-                return costs
             times = non_pim_times[index]
-            heapq.heappush(queue, (self._total_ns(times, step + 1), index, step + 1))
+            if step == LAST_STEP:
+                return [times, *timed]
+            heapq.heappush(queue, (self.total_ns(times, step + 1), index, step + 1))
             if step + 1 == LAST_STEP:
-                costs[times.split] = self.cost(times.split)
-        return costs
+                timed.append(times)
+        return []

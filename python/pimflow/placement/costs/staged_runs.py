@@ -29,14 +29,18 @@ CONVOLUTIONS = ("conv2d", "depthwise", "grouped")
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRun:
-    """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage."""
+    """A pipeline with its regions, and the output rows ``[begin, end)`` by region and stage.
+
+    `dtype` is the storage type of the network.
+    """
 
     pipeline: Pipeline
     regions: tuple[Region, ...]
     rows: StageRows
+    dtype: str
 
     @classmethod
-    def from_pipeline(cls, graph: RegionGraph, pipeline: Pipeline) -> StagedRun:
+    def from_pipeline(cls, graph: RegionGraph, pipeline: Pipeline, dtype: str) -> StagedRun:
         """The run of a pipeline; raises `PlanError` with the reason if it is impossible."""
         regions = tuple(graph.region(name) for name in pipeline.regions)
         if len(pipeline.modes) != len(regions) or set(pipeline.modes) != {Mode.GPU, Mode.PIM}:
@@ -51,6 +55,7 @@ class StagedRun:
                     pipeline=pipeline,
                     regions=regions,
                     rows=stage_rows([region.layer.rows for region in regions], pipeline.cuts),
+                    dtype=dtype,
                 )
                 reason = run.copy_obstacle()
             except ValueError as error:
@@ -62,16 +67,8 @@ class StagedRun:
     def copy_obstacle(self) -> str:
         """Why a part of a tensor cannot be a view, and would be copied; empty if all can."""
         for region, mode, rows in zip(self.regions, self.pipeline.modes, self.rows):
-            g = region.layer
-            output_borders = ((1, g.oh, g.ow, g.oc), [begin for begin, _ in rows[1:]])
-            input_borders = (
-                (1, g.h, g.w, g.c),
-                [g.rows.inputs(*part).begin for part in rows] if mode is Mode.PIM else [],
-            )
-            for shape, begins in (output_borders, input_borders):
-                for begin in begins:
-                    if problem := view_obstacle(shape, 1, begin, STORED_BYTES):
-                        return f"'{region.name}': {problem}"
+            if problem := _copy_obstacle(region.layer, rows, mode is Mode.PIM):
+                return f"'{region.name}': {problem}"
         return ""
 
     def geometry(self, position: int, stage: int) -> ConvGeometry:
@@ -87,30 +84,35 @@ class StagedRun:
         """`products` of the stage with the most rows of a region."""
         return _products(self.regions[position].layer, max(end - begin for begin, end in self.rows[position]))
 
-    def kernel(self, position: int, stage: int, dtype: str) -> Kernel:
+    def kernel(self, position: int, stage: int) -> Kernel:
         """The GPU kernel of a stage, with the deferred epilogue of the previous region."""
         region, rows = self.regions[position], self.rows[position][stage]
         read = _operand_elements(region, rows)
-        if position and self.pipeline.modes[position - 1] is Mode.PIM:
+        previous = self.regions[position - 1] if position else None
+        if previous and self.pipeline.modes[position - 1] is Mode.PIM and len(previous.inputs) > 1:
             input_rows = region.layer.rows.inputs(*rows)
-            read += _operand_elements(self.regions[position - 1], (input_rows.begin, input_rows.end))
-        return _kernel(region.layer, rows, dtype, read * ELEMENT_BYTES[dtype])
+            read += _operand_elements(previous, (input_rows.begin, input_rows.end))
+        return _kernel(region.layer, rows, self.dtype, read * ELEMENT_BYTES[self.dtype])
 
-    def work(self, dtype: str) -> dict[tuple[int, int], Kernel | ConvGeometry]:
+    @functools.cached_property  # for all searches that share the run
+    def work(self) -> dict[tuple[int, int], Kernel | ConvGeometry]:
         """By region and stage, the GPU kernel of the part, or the `products` of PIM."""
-        if dtype not in self._work:
-            self._work[dtype] = {
-                (position, stage): self.kernel(position, stage, dtype)
-                if self.pipeline.modes[position] is Mode.GPU
-                else self.products(position, stage)
-                for position, stage in self.pipeline.steps
-            }
-        return self._work[dtype]
+        return {
+            (position, stage): self.kernel(position, stage)
+            if self.pipeline.modes[position] is Mode.GPU
+            else self.products(position, stage)
+            for position, stage in self.pipeline.steps
+        }
 
-    @functools.cached_property
-    def _work(self) -> dict[str, dict[tuple[int, int], Kernel | ConvGeometry]]:
-        """Results of `work`, for the searches that share the run."""
-        return {}
+
+@functools.lru_cache(maxsize=1 << 16)
+def _copy_obstacle(geometry: ConvGeometry, rows: tuple[tuple[int, int], ...], on_pim: bool) -> str:
+    """Why parts of a layer's result, or of the input that PIM reads, cannot be views; empty if they can."""
+    g = geometry
+    borders = [((1, g.oh, g.ow, g.oc), begin) for begin, _ in rows[1:]]
+    borders += [((1, g.h, g.w, g.c), g.rows.inputs(*part).begin) for part in rows if on_pim]
+    problems = (view_obstacle(shape, 1, begin, STORED_BYTES) for shape, begin in borders)
+    return next(filter(None, problems), "")
 
 
 def _operand_elements(region: Region, rows: tuple[int, int]) -> int:

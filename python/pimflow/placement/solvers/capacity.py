@@ -11,19 +11,19 @@ from pimflow.hardware import System
 
 
 def row_bytes(system: System) -> int:
-    """Bytes of one row across the banks of a PIM channel."""
+    """Bytes of one row across the banks of all PIM channels."""
     pim = system.pim
-    return pim.banks * pim.columns_per_row * pim.column_bytes
+    return pim.banks * pim.columns_per_row * pim.column_bytes * system.pim_channels
 
 
 def channel_bytes(system: System) -> int:
     """Bytes of all rows of the PIM channels."""
-    return system.pim.usable_rows * row_bytes(system) * system.pim_channels
+    return system.pim.usable_rows * row_bytes(system)
 
 
 def weight_row_bytes(system: System, candidates: Sequence[Candidate]) -> int:
     """Bytes of the rows of a plan's weights and caches over all PIM channels."""
-    return sum(c.footprint.bank_rows for c in candidates) * row_bytes(system) * system.pim_channels
+    return sum(c.footprint.bank_rows for c in candidates) * row_bytes(system)
 
 
 def loaded_weight_bytes(system: System, candidates: Sequence[Candidate]) -> int:
@@ -37,14 +37,10 @@ def uses_plain_memory(candidate: Candidate) -> bool:
     return any("pim" in task.also for task in candidate.tasks)
 
 
-def plain_rows(system: System, stored_bytes: float) -> int:
-    """Rows of each PIM bank for `stored_bytes` spread over all PIM channels."""
-    return math.ceil(stored_bytes / (row_bytes(system) * system.pim_channels))
-
-
 def bank_rows(system: System, candidates: Sequence[Candidate], pool_bytes: float) -> int:
     """Rows of each PIM bank that a plan takes; its pool counts if tensors may lie beside the weights."""
     rows = sum(c.footprint.bank_rows for c in candidates)
     if any(map(uses_plain_memory, candidates)):
-        rows += plain_rows(system, pool_bytes + sum(c.footprint.filter_bytes for c in candidates))
+        plain_bytes = pool_bytes + sum(c.footprint.filter_bytes for c in candidates)
+        rows += math.ceil(plain_bytes / row_bytes(system))
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from pimflow.core.candidate import (
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import plan_state
-from pimflow.placement.solvers.plan_state import PlanState, StateTransition
+from pimflow.placement.solvers.plan_state import PlanState
 from pimflow.simulators.pim.energy import background_pj
+
+StartedTasks = tuple[tuple[Task, float], ...]  # each with its start in ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +58,57 @@ class Evaluation:
     Attributes
     ----------
     latency_ns : float
-        End of the last event.
+        End of the last task.
     energies_pj : dict of str to float
         By consumer: the energies of the tasks (`Task.energies_pj`), and the constant power of both devices
         over the latency (`STATIC`).
-    region_pj : dict of str to float
-        By region, the energy of its tasks, without constant power. The energy of a candidate of several
-        regions is listed at the first one.
+    started_tasks : dict of tuple of str to tuple of (Task, float)
+        By the regions of a candidate, in order, its tasks with their starts in ns.
     """
 
-    timeline: Timeline
     latency_ns: float
     energies_pj: dict[str, float]
-    region_pj: dict[str, float]
+    started_tasks: dict[tuple[str, ...], StartedTasks] = field(repr=False)
 
     @property
     def energy_pj(self) -> float:
         return sum(self.energies_pj.values())
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """What runs when, to the picosecond."""
+        return Timeline(
+            events=tuple(
+                _event(task, start, regions)
+                for regions, tasks in self.started_tasks.items()
+                for task, start in tasks
+            )
+        )
+
+    @functools.cached_property
+    def region_pj(self) -> dict[str, float]:
+        """By region, the energy of its tasks, without constant power.
+
+        The energy of a candidate of several regions is listed at the first one.
+        """
+        energies_pj: dict[str, float] = {}
+        for regions, tasks in self.started_tasks.items():
+            energies_pj |= dict.fromkeys(regions, 0.0)
+            energies_pj[regions[0]] = sum(task.energy_pj for task, _ in tasks)
+        return energies_pj
+
+    @property
+    def overlap_ns(self) -> dict[str, float]:
+        """By region, how much of its candidate's time overlaps others; zeros are left out.
+
+        The sum of these and the latency is the time of all candidates in sequence.
+        """
+        added_ps, saved_ns = _latency_increase_ps(self.timeline.events), {}
+        for (name, *_), tasks in self.started_tasks.items():
+            saved_ps = makespan_ns(tuple(task for task, _ in tasks)) * 1000 - added_ps.get(name, 0)
+            if round(saved_ps) > 1:  # events are rounded to a picosecond
+                saved_ns[name] = saved_ps / 1000
+        return saved_ns
 
     @functools.cached_property
     def region_times(self) -> dict[str, RegionTimes]:
@@ -125,48 +161,30 @@ def savings_pj(plan: Evaluation, gpu_only: Evaluation) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineState:
-    """State of the timeline after some candidates of a plan were issued.
-
-    Attributes
-    ----------
-    free_ns : dict of str to float
-        By resource that was used, when it becomes free.
-    ready_ns : dict of str to float
-        By region, when its result is complete.
-    """
-
-    free_ns: dict[str, float]
-    ready_ns: dict[str, float]
-    state: PlanState
-
-
-def initial_timeline_state(table: CostTable) -> TimelineState:
-    """The state of the timeline at the begin of an inference."""
-    return TimelineState(free_ns={}, ready_ns={}, state=plan_state.initial_state(table))
-
-
 def advance(
-    graph: RegionGraph, table: CostTable, candidate: Candidate, timeline_state: TimelineState
-) -> tuple[TimelineState, list[tuple[Task, float]]]:
-    """Issue `candidate`: the state of the timeline after it, and its tasks with their starts in ns."""
+    graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
+) -> tuple[PlanState, StartedTasks]:
+    """Issue `candidate`: the state after it, and its tasks with their starts in ns."""
     inputs = plan_state.candidate_inputs(graph, candidate)
-    late_inputs = plan_state.late_inputs(graph, candidate, timeline_state.state.deferred_epilogues)
-    begin_ns = max(
-        (timeline_state.ready_ns.get(name, 0.0) for name in inputs if name not in late_inputs), default=0.0
-    )
-    free_ns, ends = dict(timeline_state.free_ns), list[float]()
+    late_inputs = plan_state.late_inputs(graph, candidate, state.deferred_epilogues)
+    ready_ns = state.ready_ns
+    begin_ns = max((ready_ns.get(name, 0.0) for name in inputs if name not in late_inputs), default=0.0)
+    free_ns, ends = dict(state.free_ns), list[float]()
     started_tasks: list[tuple[Task, float]] = []
-    transition = StateTransition.from_candidate(graph, table, candidate, timeline_state.state)
-    for task in transition.tasks:
+    tasks, running = plan_state.charged_tasks(graph, table, candidate, state)
+    for task in tasks:
         starts_ns = max([begin_ns, start_ns(task, free_ns), *(ends[i] for i in task.after)])
         ends.append(starts_ns + task.duration_ns)
         free_ns |= dict.fromkeys(task.resources, ends[-1])
         started_tasks.append((task, starts_ns))
-    end_ns = max([begin_ns, *ends, *(timeline_state.ready_ns.get(name, 0.0) for name in late_inputs)])
-    ready_ns = timeline_state.ready_ns | dict.fromkeys(candidate.covers, end_ns)
-    return TimelineState(free_ns=free_ns, ready_ns=ready_ns, state=transition.next_state), started_tasks
+    end_ns = max([begin_ns, *ends, *(ready_ns.get(name, 0.0) for name in late_inputs)])
+    next_state = replace(
+        plan_state.next_state(graph, candidate, state),
+        running=running,
+        free_ns=free_ns,
+        ready_ns={**ready_ns, **dict.fromkeys(candidate.covers, end_ns)},
+    )
+    return next_state, tuple(started_tasks)
 
 
 def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> Evaluation:
@@ -178,23 +196,15 @@ def execute(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTa
     PIM programs. An inference begins with PIM's channels in the mode of PIM; a switch back to it after the
     last candidate is not charged.
     """
-    region_pj: dict[str, float] = {}
-    events: list[Event] = []
-    energies_pj: dict[str, float] = {}
-    timeline_state = initial_timeline_state(table)
+    state, energies_pj = plan_state.initial_state(table), dict[str, float]()
+    started_tasks: dict[tuple[str, ...], StartedTasks] = {}
     for candidate in candidates:
-        timeline_state, started_tasks = advance(graph, table, candidate, timeline_state)
-        for task, starts_ns in started_tasks:
-            events.append(_event(task, starts_ns, candidate.covers))
+        state, started_tasks[candidate.covers] = advance(graph, table, candidate, state)
+        for task, _ in started_tasks[candidate.covers]:
             for part, pj in task.energies_pj.items():
                 energies_pj[part] = energies_pj.get(part, 0.0) + pj
-        region_pj |= dict.fromkeys(candidate.covers, 0.0)
-        region_pj[candidate.covers[0]] = sum(task.energy_pj for task, _ in started_tasks)
     return Evaluation(
-        timeline=Timeline(events=tuple(events)),
-        latency_ns=max(timeline_state.ready_ns.values()),
-        energies_pj=energies_pj,
-        region_pj=region_pj,
+        latency_ns=max(state.ready_ns.values()), energies_pj=energies_pj, started_tasks=started_tasks
     )
 
 
@@ -210,24 +220,6 @@ def _static_pj(system: System, latency_ns: float) -> dict[str, float]:
     """The energy of the constant power of both devices over a time."""
     gpu_pj = system.gpu.energy["static_w"] * latency_ns * 1000
     return dict(zip(STATIC, (gpu_pj, background_pj(system.pim, system.pim_channels, latency_ns))))
-
-
-def overlap_ns(graph: RegionGraph, candidates: tuple[Candidate, ...], table: CostTable) -> dict[str, float]:
-    """By region, how much of its candidate's time overlaps others; zeros are left out.
-
-    The sum of these and the latency is the time of all candidates in sequence.
-    """
-    added_ps = _latency_increase_ps(execute(graph, candidates, table).timeline.events)
-    saved_ns, state = {}, plan_state.initial_state(table)
-    for candidate in candidates:
-        name = candidate.covers[0]
-        transition = StateTransition.from_candidate(graph, table, candidate, state)
-        standalone_ps = makespan_ns(transition.tasks) * 1000
-        saved_ps = standalone_ps - added_ps.get(name, 0)
-        if round(saved_ps) > 1:  # events are rounded to a picosecond
-            saved_ns[name] = saved_ps / 1000
-        state = transition.next_state
-    return saved_ns
 
 
 def _latency_increase_ps(events: Iterable[Event]) -> dict[str, int]:

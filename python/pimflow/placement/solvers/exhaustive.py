@@ -9,34 +9,30 @@ from collections.abc import Callable, Iterator
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.region import RegionGraph
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.evaluate import TimelineState, advance, initial_timeline_state
-from pimflow.placement.solvers.plan_state import is_feasible
+from pimflow.placement.solvers.evaluate import advance
+from pimflow.placement.solvers.plan_state import PlanState, initial_state, is_feasible
 
 MAX_REGIONS = 8
 TIMED_COVERS = 50  # a tenth of a second
 Cover = tuple[Candidate, ...]
+TimedCover = tuple[Cover, float, float]
 
 
-def all_covers(graph: RegionGraph, table: CostTable) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+def all_covers(graph: RegionGraph, table: CostTable) -> Iterator[TimedCover]:
     """All covers, each region done once, with their latencies in ns and the energies in pJ of their tasks."""
 
-    def rest(
-        cover: tuple[Candidate, ...], position: int, timeline_state: TimelineState, energy_pj: float
-    ) -> Iterator[tuple[tuple[Candidate, ...], float, float]]:
+    def rest(cover: Cover, position: int, state: PlanState, energy_pj: float) -> Iterator[TimedCover]:
         """All completions of the partial cover `cover` from position `position` on."""
         if position == len(graph.regions):
-            yield cover, max(timeline_state.ready_ns.values()), energy_pj
+            yield cover, max(state.ready_ns.values()), energy_pj
             return
         for candidate in table.candidates[graph.regions[position].name]:
-            if not is_feasible(graph, table, candidate, timeline_state.state):
-                continue
-            next_state, started_tasks = advance(graph, table, candidate, timeline_state)
-            task_pj = sum(task.energy_pj for task, _ in started_tasks)
-            yield from rest(
-                (*cover, candidate), position + len(candidate.covers), next_state, energy_pj + task_pj
-            )
+            if is_feasible(graph, table, candidate, state):
+                next_state, started_tasks = advance(graph, table, candidate, state)
+                total_pj = energy_pj + sum(task.energy_pj for task, _ in started_tasks)
+                yield from rest((*cover, candidate), position + len(candidate.covers), next_state, total_pj)
 
-    return rest((), 0, initial_timeline_state(table), 0.0)
+    return rest((), 0, initial_state(table), 0.0)
 
 
 def _cover_count(graph: RegionGraph, table: CostTable) -> int:

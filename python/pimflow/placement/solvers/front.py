@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pimflow.errors import UsageError
-from pimflow.placement.solvers.criteria import LATENCY
+from pimflow.placement.solvers.label_search import LATENCY
 from pimflow.placement.solvers.objectives import EvaluatedPlan
-from pimflow.placement.solvers.plan_search import RELATIVE_TOLERANCE, FrontPlan, PlanSearch
+from pimflow.placement.solvers.plan_search import PlanSearch
 
 # Without a bound on memory, the front has every plan that is better than the others by more than this share.
 TOLERANCE = 1e-3
@@ -17,8 +18,8 @@ CORNERS = 3  # plans for each budget, beside the fastest and that of minimum ene
 
 
 def front(
-    search: PlanSearch, points: int | None, extra_plans: Iterable[FrontPlan] = ()
-) -> tuple[FrontPlan, ...]:
+    search: PlanSearch, points: int | None, extra_plans: Iterable[EvaluatedPlan] = ()
+) -> tuple[EvaluatedPlan, ...]:
     """At most `points` plans within the bounds of `search`, of which none dominates another.
 
     They are chosen from the front of latency and energy, within `TOLERANCE`, and for `BUDGETS` memory budgets
@@ -32,12 +33,12 @@ def front(
     points : int or None
         At least 1; the whole front if None. The plans of minimum latency, energy and memory are among them,
         as far as `points` allows.
-    extra_plans : iterable of FrontPlan
+    extra_plans : iterable of EvaluatedPlan
         Further plans within the bounds, such as those of the GPU alone.
 
     Returns
     -------
-    tuple of FrontPlan
+    tuple of EvaluatedPlan
         The fastest first; empty if no plan keeps to the bounds.
 
     Raises
@@ -51,7 +52,7 @@ def front(
     seconds = search.goal.search_seconds / (BUDGETS * (2 + CORNERS))
     quick_search = search.with_goal(replace(search.goal, search_seconds=seconds))
     for budget in _budgets(search):
-        all_plans += map(FrontPlan.from_evaluated, _corners(quick_search, budget))
+        all_plans += _corners(quick_search, budget)
     plans = pareto_plans(all_plans)
     if points is None:
         return tuple(plans)
@@ -91,19 +92,13 @@ def _corners(search: PlanSearch, max_memory_bytes: float) -> list[EvaluatedPlan]
     return plans
 
 
-def pareto_plans(plans: Sequence[FrontPlan]) -> list[FrontPlan]:
-    """The plans that no other dominates, without duplicates, the fastest first."""
-    front_plans: list[FrontPlan] = []
-    for plan in sorted(plans, key=lambda candidate_plan: candidate_plan.figures):
-        if not any(front_plan.dominates(plan) or _is_same(front_plan, plan) for front_plan in front_plans):
-            front_plans = [front_plan for front_plan in front_plans if not plan.dominates(front_plan)] + [
-                plan
-            ]
+def pareto_plans(plans: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
+    """The plans than which no other is as good in everything, the fastest first; one of equal plans."""
+    front_plans: list[EvaluatedPlan] = []
+    for plan in sorted(plans, key=lambda evaluated_plan: evaluated_plan.figures):
+        if not any(front_plan.is_as_good(plan) for front_plan in front_plans):
+            front_plans = [other for other in front_plans if not plan.is_as_good(other)] + [plan]
     return front_plans
-
-
-def _is_same(first: FrontPlan, second: FrontPlan) -> bool:
-    return all(abs(a - b) <= RELATIVE_TOLERANCE * abs(b) for a, b in zip(first.figures, second.figures))
 
 
 def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int]:
@@ -117,14 +112,14 @@ def select_spread(figures: Sequence[tuple[float, ...]], points: int) -> list[int
         for plan_figures in figures
     ]
 
-    def apart(first: int, reference: int) -> float:
-        return float(sum((a - b) ** 2 for a, b in zip(places[first], places[reference])))
-
     selection = list(dict.fromkeys(min(numbers, key=lambda i: places[i][axis]) for axis in range(len(spans))))
     selection = selection[:points]
     while len(selection) < points:
         remaining = [number for number in numbers if number not in selection]
         selection.append(
-            max(remaining, key=lambda number: min(apart(number, reference) for reference in selection))
+            max(
+                remaining,
+                key=lambda number: min(math.dist(places[number], places[other]) for other in selection),
+            )
         )
     return sorted(selection)

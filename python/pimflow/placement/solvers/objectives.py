@@ -112,6 +112,8 @@ class Goal(GoalOptions):
         the GPU's share, such as ``split:0.4``. Kept as pairs, in order of names.
     primitives : bool
         Whether the GPU may compute convolutions by primitives, in fp32.
+    kernel_device : str
+        Whose kernels' workspaces count as memory: ``gpu``, or ``cpu``, its stand-in; none by default.
 
     Raises
     ------
@@ -119,6 +121,8 @@ class Goal(GoalOptions):
         For an unknown objective, solver, mode or pin, a bound that is no number above zero, and modes
         without ``gpu``.
     """
+
+    kernel_device: str = ""
 
     def value(self, evaluation: Evaluation) -> float:
         """The value of the objective for a plan; for ``memory`` its latency, which decides between equals."""
@@ -194,3 +198,12 @@ class EvaluatedPlan:
     def error(self) -> float:
         """The sum of the candidates' errors."""
         return sum(candidate.alternative.error for candidate in self.candidates)
+
+    @property
+    def figures(self) -> tuple[float, float, int]:
+        """What fronts compare, latency, energy and memory; less is better."""
+        return self.evaluation.latency_ns, self.evaluation.energy_pj, self.memory_bytes
+
+    def is_as_good(self, plan: EvaluatedPlan) -> bool:
+        """Whether it is as good as `plan` in every figure, up to rounding."""
+        return all(a <= b * (1 + ROUNDING) for a, b in zip(self.figures, plan.figures))

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.goal import EXHAUSTIVE
 from pimflow.core.region import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
-from pimflow.placement.solvers.criteria import ERROR, LATENCY, Criterion
-from pimflow.placement.solvers.evaluate import Evaluation, evaluate, static_pj_per_ns
+from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns
 from pimflow.placement.solvers.exhaustive import affordable_covers
-from pimflow.placement.solvers.label_search import INFINITE, Label, Labels, SearchQuery, search
-from pimflow.placement.solvers.objectives import EvaluatedPlan, Goal, with_rounding
+from pimflow.placement.solvers.label_search import (
+    ERROR,
+    INFINITE,
+    LATENCY,
+    Criterion,
+    Label,
+    Labels,
+    SearchQuery,
+    search,
+)
+from pimflow.placement.solvers.objectives import ROUNDING, EvaluatedPlan, Goal, with_rounding
 from pimflow.placement.solvers.plan_memory import PlanMemory
 from pimflow.placement.solvers.problem import PlacementProblem
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontPlan:
-    """A plan of a front, by the figures of the search."""
-
-    candidates: tuple[Candidate, ...]
-    latency_ns: float
-    energy_pj: float
-    memory_bytes: int
-
-    @classmethod
-    def from_evaluated(cls, plan: EvaluatedPlan) -> FrontPlan:
-        """A plan that is evaluated already."""
-        evaluation = plan.evaluation
-        return cls(
-            candidates=plan.candidates,
-            latency_ns=evaluation.latency_ns,
-            energy_pj=evaluation.energy_pj,
-            memory_bytes=plan.memory_bytes,
-        )
-
-    @property
-    def figures(self) -> tuple[float, float, int]:
-        """The figures that fronts compare; less is better."""
-        return self.latency_ns, self.energy_pj, self.memory_bytes
-
-    def require(self, evaluation: Evaluation) -> None:
-        """Raise `AssertionError` unless the evaluator says the same."""
-        evaluated_figures = (evaluation.latency_ns, evaluation.energy_pj)
-        for value, evaluated_value in zip(self.figures, evaluated_figures):
-            if not math.isclose(value, evaluated_value, rel_tol=RELATIVE_TOLERANCE):
-                raise AssertionError(f"the search says {value!r} of a plan that takes {evaluated_value!r}")
-
-    def dominates(self, plan: FrontPlan) -> bool:
-        """Whether it is at least as good as `plan` in every figure, and better in one."""
-        pairs = list(zip(self.figures, plan.figures))
-        return all(a <= b * (1 + RELATIVE_TOLERANCE) for a, b in pairs) and any(
-            a < b * (1 - RELATIVE_TOLERANCE) for a, b in pairs
-        )
 
 
 class PlanSearch:
@@ -81,8 +49,9 @@ class PlanSearch:
     ):
         self.graph, self.table, self.system, self.goal = graph, table, system, goal
         self.progress = progress
-        self.memory = PlanMemory(graph, system.dtype, table)
-        self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system) * system.pim_channels)
+        limits = system.gpu.kernel_limits(system.dtype)
+        self.memory = PlanMemory(graph, system.dtype, table, goal.kernel_device, limits)
+        self.problem = PlacementProblem(graph, table, self.memory, row_bytes(system))
         self.energy = Criterion(per_ns=static_pj_per_ns(system), per_pj=1.0)
         self._is_gpu_only = not any(
             c.uses_pim for candidates in table.candidates.values() for c in candidates
@@ -136,27 +105,24 @@ class PlanSearch:
     @property
     def latency_bound_ns(self) -> float:
         """A lower bound of the latency of all plans, whether or not they keep to the bounds."""
-        return self._solve(self._query_without_bounds((LATENCY,))).bound
-
-    def _query_without_bounds(self, criteria: tuple[Criterion, ...]) -> SearchQuery:
-        return SearchQuery(criteria=criteria, only_gpu=self._is_gpu_only, seconds=self.goal.search_seconds)
+        unbounded = self.with_goal(Goal(search_seconds=self.goal.search_seconds))
+        return self._solve(unbounded._query((LATENCY,))).bound
 
     def _query(self, criteria: tuple[Criterion, ...], max_memory_bytes: float = math.inf) -> SearchQuery:
         """The query for `criteria` within the bounds of the goal."""
         bounds = self.goal.bounds
-        query = self._query_without_bounds(
-            (
-                *criteria,
-                *(
-                    replace(criterion, upper_bound=with_rounding(bounds[field]))
-                    for field, criterion in self._criteria.items()
-                    if field in bounds
-                ),
-            )
+        bounded_criteria = (
+            replace(criterion, upper_bound=with_rounding(bounds[field]))
+            for field, criterion in self._criteria.items()
+            if field in bounds
         )
-        if math.isinf(max_memory_bytes):
-            return query
-        return replace(query, counts_memory=True, max_memory_bytes=max_memory_bytes)
+        return SearchQuery(
+            criteria=(*criteria, *bounded_criteria),
+            only_gpu=self._is_gpu_only,
+            seconds=self.goal.search_seconds,
+            counts_memory=not math.isinf(max_memory_bytes),
+            max_memory_bytes=max_memory_bytes,
+        )
 
     def _with_capacity(self, query: SearchQuery) -> SearchQuery:
         """`query`, restricted to plans that fit PIM's channels, plain memory included."""
@@ -171,11 +137,19 @@ class PlanSearch:
             self._labels[query] = search(self.problem, query)
         return self._labels[query]
 
-    def _pool_queries(self, query: SearchQuery) -> list[SearchQuery]:
-        """`query` and, if memory counts, that for plans without PIM, which have a single pool."""
-        if not query.counts_memory or self._is_gpu_only:
-            return [query]
-        return [query, replace(query, only_gpu=True)]
+    def _answers(self, query: SearchQuery) -> list[tuple[SearchQuery, Labels]]:
+        """The answers to `query` and, if memory counts, for plans without PIM, which have a single pool."""
+        queries = [query]
+        if query.counts_memory and not self._is_gpu_only:
+            queries.append(replace(query, only_gpu=True))
+        return [(pool_query, self._solve(pool_query)) for pool_query in queries]
+
+    def _front_answers(
+        self, criteria: tuple[Criterion, ...], known: Sequence[EvaluatedPlan], max_memory_bytes: float
+    ) -> list[tuple[SearchQuery, Labels]]:
+        """All plans that are Pareto-optimal in `criteria`; capacity counts unless all `known` ones fit."""
+        query = replace(self._query(criteria, max_memory_bytes), front=True)
+        return self._answers(query if all(map(self._fits_channels, known)) else self._with_capacity(query))
 
     def _best_fitting_plan(self, query: SearchQuery) -> EvaluatedPlan | None:
         """The best plan of those that fit PIM's channels, which are searched only if the best does not."""
@@ -183,7 +157,7 @@ class PlanSearch:
         return plan if not plan or self._fits_channels(plan) else self._best_plan(self._with_capacity(query))
 
     def _best_plan(self, query: SearchQuery) -> EvaluatedPlan | None:
-        answers = [(pool_query, self._solve(pool_query)) for pool_query in self._pool_queries(query)]
+        answers = self._answers(query)
         bound = min(labels.bound for _, labels in answers)
 
         def value(label: Label) -> float:
@@ -221,21 +195,16 @@ class PlanSearch:
             if criterion.per_row_byte or criterion.per_filter_byte:
                 continue
             evaluated_value = self._value(criterion, plan)
-            tolerance = RELATIVE_TOLERANCE * plan.evaluation.energy_pj * criterion.per_pj
-            if not math.isclose(evaluated_value, value, rel_tol=RELATIVE_TOLERANCE, abs_tol=tolerance):
+            tolerance = ROUNDING * plan.evaluation.energy_pj * criterion.per_pj
+            if not math.isclose(evaluated_value, value, rel_tol=ROUNDING, abs_tol=tolerance):
                 raise AssertionError(
                     f"the search says {value!r} of a plan that the evaluator gives {evaluated_value!r}"
                 )
-        self._require_pool(label, query, plan.memory_bytes)
-        return plan
-
-    def _require_pool(self, label: Label, query: SearchQuery, memory_bytes: int) -> None:
-        """Raise `AssertionError` unless the pool of the search has the bytes that `PlanMemory` counts."""
         has_overrides = any(map(self.memory.size_overrides_bytes, label.candidates))
-        has_own_pools = query.only_gpu or any(c.uses_pim for c in label.candidates)
-        is_comparable = query.counts_memory and has_own_pools and not has_overrides
-        if is_comparable and memory_bytes != label.pool_bytes:
-            raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {memory_bytes} B")
+        is_comparable = query.counts_memory and (query.only_gpu or plan.uses_pim) and not has_overrides
+        if is_comparable and plan.memory_bytes != label.pool_bytes:
+            raise AssertionError(f"the search says {label.pool_bytes} B of a plan of {plan.memory_bytes} B")
+        return plan
 
     def evaluate_plan(self, candidates: tuple[Candidate, ...]) -> EvaluatedPlan:
         """The plan of `candidates`, evaluated."""
@@ -288,9 +257,6 @@ class PlanSearch:
             )
             for per_ns in weights
         )
-        query = replace(self._query(criteria, memory_limit), front=True)
-        if not self._fits_channels(best):
-            query = self._with_capacity(query)
 
         def label_product(label: Label) -> float:
             """The product of a label's latency and energy."""
@@ -298,12 +264,11 @@ class PlanSearch:
             return label.latency_ns * energy_pj
 
         bound = product
-        for pool_query in self._pool_queries(query):
-            labels = self._solve(pool_query)
+        for query, labels in self._front_answers(criteria, [best], memory_limit):
             label = min(labels.plans, key=label_product, default=None)
             if label is not None and label_product(label) < product:
                 product = label_product(label)
-                best = self._certify(label, pool_query)
+                best = self._certify(label, query)
             if labels.dropped_bound < INFINITE:
                 # Partial plans were dropped: of all plans with such a sum, the product is least at an end.
                 sum_pj = labels.dropped_bound
@@ -312,7 +277,7 @@ class PlanSearch:
                 bound = min(bound, max(min_ns * min_pj, min(shortest_product, longest_product)))
         return replace(best, value=product, bound=min(bound, product))
 
-    def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[FrontPlan]:
+    def front(self, tolerance: float, max_memory_bytes: float = math.inf) -> list[EvaluatedPlan]:
         """Plans within the bounds, among them the Pareto front of latency and energy.
 
         For any plan there is one in the result that exceeds it by at most the share `tolerance` in both.
@@ -333,21 +298,8 @@ class PlanSearch:
             for criterion, min_value, max_value in ends
         )
         memory_limit = min(self.goal.max_memory_bytes or math.inf, max_memory_bytes)
-        query = replace(self._query(criteria, memory_limit), front=True)
-        if not (self._fits_channels(fastest) and self._fits_channels(frugal)):
-            query = self._with_capacity(query)
-        front_plans = []
-        for pool_query in self._pool_queries(query):
-            for label in self._solve(pool_query).plans:
-                plan = FrontPlan(
-                    candidates=label.candidates,
-                    latency_ns=label.latency_ns,
-                    energy_pj=label.values[1],
-                    memory_bytes=self.memory.pool_bytes(label.candidates),
-                )
-                self._require_pool(label, pool_query, plan.memory_bytes)
-                front_plans.append(plan)
-        return front_plans
+        answers = self._front_answers(criteria, [fastest, frugal], memory_limit)
+        return [self._certify(label, query) for query, labels in answers for label in labels.plans]
 
     def energy_latency_sum(self, per_ns: float) -> Criterion:
         """The criterion of energy plus `per_ns` times the latency."""
@@ -355,5 +307,3 @@ class PlanSearch:
 
 
 GOOD_PLAN_LABELS = 100  # at a position
-# Figures that differ by a smaller share are equal: times are summed in different orders.
-RELATIVE_TOLERANCE = 1e-9

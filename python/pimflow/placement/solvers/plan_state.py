@@ -7,15 +7,15 @@ the evaluator: so they cannot disagree about transitions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
 from pimflow.core.region import APPEND, RegionGraph
 from pimflow.core.rewrite import PipelineRewrite
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, TensorPlacement
 from pimflow.placement.solvers import launches
-from pimflow.placement.solvers.launches import Running, charged_tasks
+from pimflow.placement.solvers.launches import Running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +30,31 @@ class PlanState:
         The last region, if its PIM submission is still open; else empty.
     open_alternative : str
         The alternative of a layer that is begun and not completed (`Candidate.leaves_open`).
-    placements : frozenset of (str, TensorPlacement)
-        Regions whose results are still read and do not lie in the GPU channels, with where they lie.
+    placements : mapping of str to TensorPlacement
+        By region whose result does not lie in the GPU channels, where it lies.
+    partial_sums : frozenset of str
+        Those of `deferred_epilogues` of which both devices left a part (`Candidate.defers_partial_sum`).
     is_plain_memory : bool
         Whether the channels that have PIM are used as plain memory. Every inference begins with them as PIM.
     running : Running or None
         The work that the next launch may overlap; None if launches are not issued ahead.
+    free_ns, ready_ns : mapping of str to float
+        When each resource that was used becomes free, and when the result of each region is complete.
     """
 
     deferred_epilogues: frozenset[str] = frozenset()
     open_submission: str = ""
     open_alternative: str = ""
-    placements: frozenset[tuple[str, TensorPlacement]] = frozenset()
+    placements: Mapping[str, TensorPlacement] = field(default_factory=dict)
+    partial_sums: frozenset[str] = frozenset()
     is_plain_memory: bool = False
     running: Running | None = None
+    free_ns: Mapping[str, float] = field(default_factory=dict)
+    ready_ns: Mapping[str, float] = field(default_factory=dict)
 
     def placement(self, table: CostTable, name: str) -> TensorPlacement:
         """Where a region's result or a graph input lies."""
-        placements = dict(self.placements) if self.placements else {}
-        return placements.get(name) or table.inputs.get(name, IN_GPU_CHANNELS)
+        return self.placements.get(name) or table.inputs.get(name, IN_GPU_CHANNELS)
 
 
 def initial_state(table: CostTable) -> PlanState:
@@ -118,14 +124,6 @@ def late_inputs(
     return frozenset() if fused_operands else operands
 
 
-def continues_submission(graph: RegionGraph, candidate: Candidate, state: PlanState) -> bool:
-    """Whether `candidate` may continue the open PIM submission."""
-    return (
-        bool(state.open_submission)
-        and graph.region(candidate.covers[0]).first_result_input == state.open_submission
-    )
-
-
 def is_feasible(graph: RegionGraph, table: CostTable | None, candidate: Candidate, state: PlanState) -> bool:
     """Whether `candidate` is possible in `state`.
 
@@ -141,31 +139,29 @@ def is_feasible(graph: RegionGraph, table: CostTable | None, candidate: Candidat
     )
 
 
-def needs_mode_switch(candidate: Candidate, state: PlanState) -> bool:
-    """Whether the channels that have PIM must be switched before `candidate`."""
-    mode = candidate.channel_mode
-    return mode is not None and (mode is ChannelMode.PLAIN_MEMORY) != state.is_plain_memory
-
-
 def next_state(graph: RegionGraph, candidate: Candidate, state: PlanState) -> PlanState:
-    """The state after `candidate` is done in `state`; `PlanState.running` is left out."""
+    """The state after `candidate` is done in `state`, without the times of its tasks."""
     last = candidate.covers[-1]
     deferred_epilogues = state.deferred_epilogues.difference(results_read(graph, candidate))
     if candidate.deferred_epilogue:
         deferred_epilogues |= {last}
-    placements = state.placements
-    if placements:
-        dead_results = {name for name, _ in placements if graph.last_readers[name] in candidate.covers}
-        placements = frozenset(entry for entry in placements if entry[0] not in dead_results)
-    if candidate.output != IN_GPU_CHANNELS and graph.readers[last]:
-        placements |= {(last, candidate.output)}
+    partial_sums = state.partial_sums | ({last} if candidate.defers_partial_sum else set())
+    is_moved = candidate.output != IN_GPU_CHANNELS
     mode = candidate.final_channel_mode
     return PlanState(
         deferred_epilogues=deferred_epilogues,
         open_submission=last if candidate.keeps_submission_open else "",
         open_alternative=candidate.leaves_open,
-        placements=placements,
+        placements={**state.placements, last: candidate.output} if is_moved else state.placements,
+        partial_sums=partial_sums & deferred_epilogues,
         is_plain_memory=state.is_plain_memory if mode is None else mode is ChannelMode.PLAIN_MEMORY,
+    )
+
+
+def states(graph: RegionGraph, candidates: Iterable[Candidate]) -> Iterator[PlanState]:
+    """The states before each of the candidates of a plan, and after the last, without times."""
+    return itertools.accumulate(
+        candidates, lambda state, candidate: next_state(graph, candidate, state), initial=PlanState()
     )
 
 
@@ -175,13 +171,9 @@ def layout_transforms(
     """By input of `candidate` that lies elsewhere, the task that transforms it, if any."""
     if not table.transforms:
         return {}
-    placements = (
-        (name, state.placement(table, name)) for name in dict.fromkeys(candidate_inputs(graph, candidate))
-    )
     edges = {
-        name: table.transform(name, placement, candidate.input)
-        for name, placement in placements
-        if placement != candidate.input
+        name: table.transform(name, state.placement(table, name), candidate.input)
+        for name in dict.fromkeys(candidate_inputs(graph, candidate))
     }
     return {name: edge.task for name, edge in edges.items() if edge.task}
 
@@ -196,9 +188,12 @@ def tasks_in_context(
     """
     fused_regions = sorted(state.deferred_epilogues.intersection(results_read(graph, candidate)))
     transitions = [table.transition(name, candidate).task for name in fused_regions]
-    if continues_submission(graph, candidate, state):
+    first_input = graph.region(candidate.covers[0]).first_result_input
+    if state.open_submission and first_input == state.open_submission:
         candidate = candidate.with_shared_submission()
-    if needs_mode_switch(candidate, state) and table.switch.task:
+    mode = candidate.channel_mode
+    needs_switch = mode is not None and (mode is ChannelMode.PLAIN_MEMORY) != state.is_plain_memory
+    if needs_switch and table.switch.task:
         candidate = candidate.with_first_task(table.switch.task)
     own_tasks = candidate.tasks if table.overlaps_launches else overlap_first_launch(candidate.tasks)
     return _prepend_tasks([task for task in transitions if task], own_tasks)
@@ -217,51 +212,17 @@ def _prepend_tasks(preceding: Sequence[Task], tasks: tuple[Task, ...]) -> tuple[
     return (*chained, *shifted)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateTransition:
-    """A candidate done in a state: its `tasks`, transitions included, and the state `next_state` it."""
-
-    tasks: tuple[Task, ...]
-    next_state: PlanState
-
-    @classmethod
-    def from_candidate(
-        cls, graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
-    ) -> StateTransition:
-        """The step of `candidate` from `state`."""
-        tasks = tasks_in_context(graph, table, candidate, state)
-        running, following_state = state.running, next_state(graph, candidate, state)
-        if running is not None:
-            late_names = late_inputs(graph, candidate, state.deferred_epilogues)
-            early_names = (name for name in candidate_inputs(graph, candidate) if name not in late_names)
-            follows = running.awaited_region in (launches.BEGIN, *early_names)
-            awaited_tasks = tasks if candidate.tasks else ()
-            following_state = replace(
-                following_state, running=running.advance(awaited_tasks, candidate.covers[-1], follows)
-            )
-            tasks = charged_tasks(tasks, follows, lambda resource: running.hidden_ns(resource, follows))
-        transform_tasks = tuple(layout_transforms(graph, table, candidate, state).values())
-        return cls(tasks=_prepend_tasks(transform_tasks, tasks), next_state=following_state)
-
-
-def equivalence_key(candidate: Candidate) -> Hashable:
-    """A key that is equal for candidates of the same regions if they behave alike in every state.
-
-    They are possible in the same states, have the same transforms and transitions, and leave the same state,
-    but for `PlanState.running`.
-    """
-    requirements = (
-        candidate.requires_open,
-        candidate.input,
-        candidate.fuses_epilogue,
-        candidate.channel_mode,
-    )
-    effects = (
-        candidate.leaves_open,
-        candidate.output,
-        bool(candidate.deferred_epilogue),
-        candidate.defers_partial_sum,  # two parts take the bytes of two results
-        candidate.final_channel_mode,
-        candidate.keeps_submission_open,
-    )
-    return requirements, effects, candidate.alternative.original
+def charged_tasks(
+    graph: RegionGraph, table: CostTable, candidate: Candidate, state: PlanState
+) -> tuple[tuple[Task, ...], Running | None]:
+    """The tasks of `candidate` in `state`, transitions included, and the work in progress after them."""
+    tasks, running = tasks_in_context(graph, table, candidate, state), state.running
+    if running is not None:
+        late_names = late_inputs(graph, candidate, state.deferred_epilogues)
+        early_names = (name for name in candidate_inputs(graph, candidate) if name not in late_names)
+        follows = running.awaited_region in (launches.BEGIN, *early_names)
+        awaited_tasks, hidden_ns = tasks if candidate.tasks else (), running.hidden_ns
+        tasks = launches.charged_tasks(tasks, follows, lambda resource: hidden_ns(resource, follows))
+        running = running.advance(awaited_tasks, candidate.covers[-1], follows)
+    transform_tasks = tuple(layout_transforms(graph, table, candidate, state).values())
+    return _prepend_tasks(transform_tasks, tasks), running

@@ -1,7 +1,7 @@
 """A region graph and its cost table as tables, the input of the search in C++ (``placement/src/problem.h``).
 
-Candidates that behave alike in every state (`plan_state.equivalence_key`) are one group. Groups that read
-alike share a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by
+Candidates that behave alike in every state have the same row, and are one group. Groups that read alike share
+a reading. C++ expands the tasks of a candidate in its context, with epilogues and launches, by
 the same rules as `solvers.plan_state` and `solvers.launches`. The evaluator uses these modules, and checks
 the figures of each plan of the search.
 """
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from pimflow.core.candidate import NO_COST, Candidate, CostTable, EdgeCost, Task
+from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
 from pimflow.core.region import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
@@ -47,7 +47,7 @@ class PlacementProblem:
         self.candidates: list[Candidate] = []
         self._row_bytes = row_size_bytes
         self._aliases = ViewAliases.from_table(graph, table)
-        stored = (region.name for region in graph.regions if region.name not in self._aliases.sources)
+        stored = (region.name for region in graph.regions if region.name not in self._aliases.choices)
         self._order = {name: position for position, name in enumerate(stored)}
         self._resources = {resource: number for number, resource in enumerate(table.resources)}
         # By region, the numbers of (placement, bytes) of its result; bytes are None if they are the graph's.
@@ -56,7 +56,7 @@ class PlacementProblem:
         }
         self._open_alternatives = {"": 0}  # numbers of the alternatives of layers that are left open
         self._can_defer: set[str] = set()
-        self._transition_numbers: dict[int, int] = {}  # by `id` of a task that the table keeps
+        self._readings: dict[Hashable, int] = {}
         for candidate in itertools.chain(*table.candidates.values()):
             last = candidate.covers[-1]
             for open_alternative in (candidate.requires_open, candidate.leaves_open):
@@ -72,30 +72,24 @@ class PlacementProblem:
     def native(self) -> Any:
         """The problem in C++."""
 
-        tables, readings = Tables(), dict[Hashable, int]()
+        tables = Tables()
         self._append_regions(tables)
         for index, region in enumerate(self.graph.regions):
-            if region.name not in self._order:
-                continue
-            groups: dict[object, list[Candidate]] = {}
-            for candidate in self.table.candidates[region.name]:
-                overrides = tuple(sorted(self.memory.size_overrides_bytes(candidate).items()))
-                key = (
-                    candidate.covers,
-                    plan_state.equivalence_key(candidate),
-                    candidate.fuses_regions,
-                    overrides,
-                )
-                groups.setdefault(key, []).append(candidate)
-            for group in groups.values():
-                self._append_group(tables, readings, index, group)
-        switch, resources = self.table.switch.task, self._resources
+            groups: dict[tuple[tuple[str, float], ...], list[Candidate]] = {}
+            for candidate in self.table.candidates[region.name] if region.name in self._order else ():
+                row = self._group_row(tables, index, candidate)
+                groups.setdefault(tuple(row.items()), []).append(candidate)
+            for fields, group in groups.items():
+                for candidate in group:
+                    self._append_candidate(tables, candidate)
+                tables.append("group", **dict(fields), candidate_end=len(self.candidates))
+        resources = self._resources
         tables.append(
             "header",
             launches_ahead=self.table.overlaps_launches,
             pim=resources.get("pim", -1),
             crossbar=resources.get("crossbar", -1),
-            switch_task=-1 if switch is None else self._transition_number(tables, switch),
+            switch_task=self._append_transition(tables, self.table.switch.task),
         )
         longest = self.table.longest_launch_ns
         tables.append_numbers("longest_launch_ns", (longest.get(resource, 0.0) for resource in resources))
@@ -118,58 +112,42 @@ class PlacementProblem:
                 is_shared=self.graph.is_shared(name),
                 live_end=-1 if life is None else len(self._order) + 1 if life.pinned else ends[life.end],
                 alias=aliases.setdefault(life.alias, len(aliases)) if life and life.alias else -1,
-                tensor_bytes=self.memory.size_bytes(name),
+                tensor_bytes=self.memory.size_bytes[name],
                 reader_end=tables.append_numbers("reader", readers),
                 layout_end=tables.count("layout"),
             )
 
-    def _append_group(
-        self,
-        tables: Tables,
-        readings: dict[Hashable, int],
-        index: int,
-        group: Sequence[Candidate],
-    ) -> None:
-        """Append the group of candidates that behave alike in every state, from region number `index` on."""
-        graph, representative = self.graph, group[0]
-        reading = self._reading_key(representative)
-        if reading not in readings:
-            readings[reading] = len(readings)
-            self._append_reading(tables, index, representative)
+    def _group_row(self, tables: Tables, index: int, candidate: Candidate) -> dict[str, float]:
+        """What decides how `candidate`, from region number `index` on, behaves, and which state it leaves."""
+        graph, first, last = self.graph, candidate.covers[0], candidate.covers[-1]
+        reading = self._reading_key(candidate)
+        if reading not in self._readings:
+            self._readings[reading] = len(self._readings)
+            self._append_reading(tables, index, candidate)
         previous = graph.regions[index - 1].name if index else ""
-        continues = (
-            previous in self._order and graph.region(representative.covers[0]).first_result_input == previous
-        )
-        # A view cannot be done while an alternative is open.
-        end = index + len(representative.covers)
-        is_dead_end = bool(representative.leaves_open) and self._aliases.begins_at(end)
-        position = self._order[representative.covers[0]]
-        modes = (representative.channel_mode, representative.final_channel_mode)
+        end = index + len(candidate.covers)
+        is_view_next = end < len(graph.regions) and graph.regions[end].name in self._aliases.choices
+        modes = (candidate.channel_mode, candidate.final_channel_mode)
         required_mode, final_mode = map(_MODES.index, modes if self.table.switch.task else (None, None))
-        for candidate in group:
-            self._append_candidate(tables, candidate)
-        tables.append(
-            "group",
-            begin=position,
-            end=position + len(representative.covers),
-            reading_number=readings[reading],
-            requires_open=self._open_alternatives[representative.requires_open],
-            leaves_open=self._open_alternatives[representative.leaves_open],
-            layout=self._results[representative.covers[-1]][self._result(representative)],
-            required_mode=required_mode,
-            final_mode=final_mode,
-            defers_epilogue=bool(representative.deferred_epilogue),
-            keeps_submission_open=representative.keeps_submission_open,
-            continues=continues and any(candidate.begins_on_pim for candidate in group),
-            is_dead_end=is_dead_end,
-            fuses_regions=representative.fuses_regions,
-            leaves_partial_sum=representative.defers_partial_sum,
-            fuses_epilogue=representative.fuses_epilogue,
-            candidate_end=len(self.candidates),
-        )
+        return {
+            "begin": self._order[first],
+            "end": self._order[first] + len(candidate.covers),
+            "reading_number": self._readings[reading],
+            "requires_open": self._open_alternatives[candidate.requires_open],
+            "leaves_open": self._open_alternatives[candidate.leaves_open],
+            "layout": self._results[last][self._result(candidate)],
+            "required_mode": required_mode,
+            "final_mode": final_mode,
+            "defers_epilogue": bool(candidate.deferred_epilogue),
+            "keeps_submission_open": candidate.keeps_submission_open,
+            "continues": previous in self._order and graph.region(first).first_result_input == previous,
+            "is_dead_end": bool(candidate.leaves_open) and is_view_next,  # a view is not done meanwhile
+            "fuses_regions": candidate.fuses_regions,
+            "leaves_partial_sum": candidate.defers_partial_sum,
+            "fuses_epilogue": candidate.fuses_epilogue,
+        }
 
-    @staticmethod
-    def _reading_key(candidate: Candidate) -> Hashable:
+    def _reading_key(self, candidate: Candidate) -> Hashable:
         """A key that is equal for candidates of the same regions if they read alike in every state."""
         return (
             candidate.covers,
@@ -178,6 +156,7 @@ class PlacementProblem:
             candidate.requires_open,
             bool(candidate.deferred_epilogue),
             candidate.alternative.original,
+            self.memory.overwritable_inputs(candidate),
         )
 
     def _append_reading(self, tables: Tables, index: int, candidate: Candidate) -> None:
@@ -192,6 +171,7 @@ class PlacementProblem:
             if (source := self._aliases.source(name)) in self._order:
                 reads[source].append(name)
         deferrable = sorted(name for name in reads if name in results and name in self._can_defer)
+        overwritable = self.memory.overwritable_inputs(candidate)
         edges = self._append_input_copies(tables, candidate, names)
         for region, read_names in reads.items():
             tables.append(
@@ -201,6 +181,7 @@ class PlacementProblem:
                 is_late=late.issuperset(read_names),
                 is_result=not results.isdisjoint(read_names),
                 is_addend=region in addends,
+                is_overwritable=region in overwritable,
                 deferred=deferrable.index(region) if region in deferrable else -1,
                 copy_outlives_source=self.memory.copy_bytes(region, index) > 0,
             )
@@ -222,7 +203,7 @@ class PlacementProblem:
             operand_end=tables.count("operand"),
             transition_end=tables.append_numbers(
                 "reading_transition",
-                (-1 if task is None else self._transition_number(tables, task) for task in epilogues),
+                [self._append_transition(tables, task) for task in epilogues],
             ),
             input_copy_end=tables.count("input_copy"),
             inner_addend_end=tables.append_numbers(
@@ -240,7 +221,7 @@ class PlacementProblem:
                 edge = self._transform(name, self.table.inputs.get(name, IN_GPU_CHANNELS), candidate)
                 edges.append(edge)
                 if edge.task and edge.task.launched:
-                    tables.append("input_copy", order=order, bytes=self.memory.size_bytes(name))
+                    tables.append("input_copy", order=order, bytes=self.memory.size_bytes[name])
         self._append_read_cost(tables, "input_cost", edges)
         return edges
 
@@ -287,12 +268,12 @@ class PlacementProblem:
             after_end=tables.append_numbers(f"{table}_after", task.after),
         )
 
-    def _transition_number(self, tables: Tables, task: Task) -> int:
-        """The number of a task of transitions, which is appended if it is new."""
-        if id(task) not in self._transition_numbers:
-            self._transition_numbers[id(task)] = len(self._transition_numbers)
-            self._append_task(tables, "transition", task)
-        return self._transition_numbers[id(task)]
+    def _append_transition(self, tables: Tables, task: Task | None) -> int:
+        """The number of a task of transitions, which is appended; -1 without one."""
+        if task is None:
+            return -1
+        self._append_task(tables, "transition", task)
+        return tables.count("transition") - 1
 
     def plan(self, numbers: Iterable[int]) -> tuple[Candidate, ...]:
         """The plan with the candidates of these numbers, in order."""
@@ -300,12 +281,11 @@ class PlacementProblem:
 
     def _result_transform(self, name: str, placement: TensorPlacement, reader: Candidate) -> EdgeCost:
         """The transform for `reader` of a result, or a view of it, if the result lies at `placement`."""
-        actual = self._aliases.placement(name, placement)
-        return EdgeCost(possible=False) if actual is None else self._transform(name, actual, reader)
+        if name in self._aliases.choices and placement not in self._aliases.choices[name]:
+            return EdgeCost(possible=False)
+        return self._transform(name, placement, reader)
 
     def _transform(self, tensor: str, placement: TensorPlacement, reader: Candidate) -> EdgeCost:
-        if not self.table.transforms or placement == reader.input:
-            return NO_COST
         edge = self.table.transform(tensor, placement, reader.input)
         if edge.task is not None and edge.task.also:
             raise AssertionError(f"transform {edge.task.label} holds several resources")

@@ -118,6 +118,10 @@ std::array<double, 4> LabelSearch::LiveBytes(const Group& group) const {
   for (const auto& [alias, bytes] : alias_classes) {
     for (int i = 0; i < 4; ++i) live_bytes[i] += bytes[i];
   }
+  const auto& operands = group.reading->operands;
+  if (std::any_of(operands.begin(), operands.end(), [](const Operand& o) { return o.is_overwritable; })) {
+    live_bytes[3] -= alias_classes[-int(group.end)][3];  // the result may lie over an operand
+  }
   return live_bytes;
 }
 
@@ -168,7 +172,7 @@ void LabelSearch::MakeSegments() {
     for (int u = p + 1; u < positions_ && is_narrow; ++u) is_narrow = IsTime(DelayBound(live_.ResultShape(p), u));
     position_segments_.push_back(static_cast<int>(segments_.size()));
     if (!is_narrow && p + 1 < positions_) continue;
-    segments_.push_back({begin, p + 1, {}});
+    segments_.push_back({begin, p + 1, {}, false});
     begin = p + 1;
   }
 }

@@ -19,7 +19,7 @@ constexpr size_t kUnfilteredLabels = 512;  // of a bucket, beyond twice the filt
 constexpr size_t kLabelsPerClockCheck = 256;  // compared between two looks at the clock
 constexpr size_t kStoredLabelFactor = 4;      // labels stored at a position for each that may be expanded
 constexpr int64_t kLateBeam = 100;            // labels of a position after the deadline
-constexpr size_t kHopelessLabels = 100'000;    // of a position, from which on a search is given up …
+constexpr size_t kHopelessLabels = 30'000;    // of a position, from which on a search is given up …
 constexpr double kHopelessGap = 0.05;         // … if their bounds are by this share below the best plan
 
 }  // namespace

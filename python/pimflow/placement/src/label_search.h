@@ -77,8 +77,8 @@ struct Result {
 using Clock = std::chrono::steady_clock;
 
 /*!
- * \brief By group and flags before it, lower bounds of a criterion from the end of the group on, beyond the sums; for
- * the groups that end a segment.
+ * \brief By group and flags before it, lower bounds of a criterion from the end of the group on, with the sums; for the
+ * groups that end a segment. Searches with other bounds on memory have other sums.
  */
 using Tails = std::vector<double>;
 /*! \brief By criterion; null: not known. */
@@ -109,8 +109,8 @@ class LabelSearch {
   }
   /*! \brief From now on bound each pool instead of their sum: then peaks of labels are not compared. */
   void BoundPools(const PoolBytes& max_bytes) { sums_pools_ = false, max_pool_bytes_ = max_bytes; }
-  /*! \brief Bounds of the first criterion behind its segments. */
-  const Tails& GroupEndBounds() const { return group_end_bounds_[0]; }
+  /*! \brief Bounds of the first criterion after its segments. */
+  Tails GroupEndBounds() const;
   bool IsTimeUp() const { return Clock::now() > deadline_; }
 
  private:
@@ -153,7 +153,11 @@ class LabelSearch {
     std::unordered_map<uint64_t, Bounds> bounds;  // by deferred epilogues and flags
   };
   /*! \brief The positions up to and with a narrow one; by criterion the mixes of resources with the best bounds. */
-  struct Segment { int begin, end; std::vector<std::vector<int>> mixes; };
+  struct Segment {
+    int begin, end;
+    std::vector<std::vector<int>> mixes;
+    bool is_unprovable = false;  // a search bounds no better than a lookahead
+  };
   /*! \brief By criterion, lower bounds from each slot to the end, and for each mix of the segment. */
   struct BucketBounds {
     std::vector<std::vector<double>> tails, loads;

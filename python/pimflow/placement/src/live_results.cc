@@ -106,7 +106,7 @@ ResultId LiveResults::InternAddend(int region, int set, int position) {
   LiveResult addend{position, 0, 0, kDone, -1, {}};
   addend.is_addend = true;
   addend.live_end = problem_.regions[region].live_end;
-  addend.alias = problem_.positions + region;  // stored once, although several deferred epilogues may add it
+  addend.alias = AddendAlias(region);  // stored once, although several deferred epilogues may add it
   addend.set = set;
   addend.bytes = problem_.regions[region].tensor_bytes;
   return Intern(std::move(addend));

@@ -61,6 +61,8 @@ class LiveResults {
     while (all_[id].position < position) id = all_[id].next;
     return id;
   }
+  /*! \brief The alias class of the result of `region` as an addend. */
+  int AddendAlias(int region) const { return problem_.positions + region; }
   /*! \brief A tensor that a deferred epilogue still adds, live until `position` is done. */
   ResultId InternAddend(int region, int set, int position);
 

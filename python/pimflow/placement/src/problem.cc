@@ -232,7 +232,10 @@ void Problem::ReadGroups(const Tables& tables) {
     const bool is_possible = !row.is_dead_end && reading.input_cost.is_possible;
     std::vector<Group>& position_groups = groups[row.begin];
     position_groups.push_back({row, static_cast<int>(position_groups.size()), id++, &reading, is_possible, {}});
-    while (candidate < row.candidate_end) position_groups.back().candidates.push_back(candidate++);
+    Group& group = position_groups.back();
+    while (candidate < row.candidate_end) group.candidates.push_back(candidate++);
+    const auto can_continue = [&](int c) { return candidates[c].continues != 0; };
+    group.continues &= std::any_of(group.candidates.begin(), group.candidates.end(), can_continue);
   }
 }
 

@@ -49,7 +49,9 @@ PIMFLOW_RECORD(RegionRow, int64_t, can_defer, is_shared, live_end, alias, tensor
 PIMFLOW_RECORD(ReadCost, double, is_possible, is_copied, ns, pj);
 PIMFLOW_RECORD(OperandRow, int64_t, region,
                order,  // position among all inputs of the group
-               is_late, is_result, is_addend, deferred,
+               is_late, is_result, is_addend,
+               is_overwritable,  // it is dead after the group, whose result may lie over it
+               deferred,
                copy_outlives_source);  // the copy does not take the bytes of its source
 /*! \brief A copy of an input of the network. */
 PIMFLOW_RECORD(InputCopy, int64_t, order, bytes);

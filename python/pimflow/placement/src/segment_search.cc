@@ -21,6 +21,7 @@ namespace placement {
 namespace {
 
 constexpr int64_t kFirstBeam = 50, kSegmentBeam = 1000;  // labels at a position
+constexpr double kUnprovableGap = 0.1;  // of the first beam, from which on a wider one would prove nothing
 
 }  // namespace
 
@@ -43,6 +44,7 @@ bool LabelSearch::MayApplyEarlierEpilogues(const Segment& segment) const {
 /*! \brief A lower bound of the only criterion from the begin of a segment on, beyond the sums, in a state. */
 double LabelSearch::SearchSegment(int s, const Key& key) {
   const int begin = segments_[s].begin, end = segments_[s].end;
+  if (segments_[s].is_unprovable) return -kInfinite;
   if (problem_.launches_ahead && MayApplyEarlierEpilogues(segments_[s])) return -kInfinite;
   const double given_bound = query_.criteria[0].upper_bound;
   const double longest_ns = *std::max_element(problem_.longest_launch_ns.begin(), problem_.longest_launch_ns.end());
@@ -64,6 +66,8 @@ double LabelSearch::SearchSegment(int s, const Key& key) {
     }
     bound = std::max(bound, std::min(value, dropped_bound_));
     if (bound >= value) break;
+    segments_[s].is_unprovable = bound < (1 - kUnprovableGap) * value;
+    if (segments_[s].is_unprovable) break;
     query_.criteria[0].upper_bound = value * (1 + kRounding);
   }
   query_.criteria[0].upper_bound = given_bound;
@@ -106,13 +110,26 @@ void LabelSearch::PrepareSegment(int s) {
           bound = key.size() > 1 ? bounds->tails[k][0] : 0;
           for (double load : bounds->loads[k]) bound = std::max(bound, load);
           const Tails* tails = segment_tails_.empty() ? nullptr : segment_tails_[k].get();
-          if (tails) bound = std::max(bound, (*tails)[group.id * kFlagSets + flags]);
+          const size_t state = group.id * kFlagSets + flags;
+          if (tails) bound = std::max(bound, (*tails)[state] - sum_bounds_[k][segment.begin]);
         }
         values.push_back(bound);
       }
       segment_bounds_[s].emplace(SegmentKey(key), std::move(values));
     }
   }
+}
+
+Tails LabelSearch::GroupEndBounds() const {
+  Tails bounds = group_end_bounds_[0];
+  for (const auto& groups : problem_.groups) {
+    for (const Group& group : groups) {
+      for (uint32_t flags = 0; flags < kFlagSets; ++flags) {
+        bounds[group.id * kFlagSets + flags] += sum_bounds_[0][group.end];
+      }
+    }
+  }
+  return bounds;
 }
 
 namespace {

@@ -79,6 +79,7 @@ class LabelSearch::TransitionBuilder {
 
   /*! \brief Make the key; `flags` are those before the group. */
   void Finish(uint32_t flags) {
+    if (search_.pools_) LayResultOverOperand();
     for (const auto& [place, entry] : alias_classes_) {
       LiveBytes(entry.is_live_before, entry.is_live_after)[place.first] += entry.bytes;
     }
@@ -129,9 +130,25 @@ class LabelSearch::TransitionBuilder {
       const double bytes = regions_[operand.region].tensor_bytes;
       transition_.copies.emplace_back(operand.order, result.set, bytes, operand.copy_outlives_source);
     }
+    if (result.is_addend) addends_.push_back(result.alias);
+    if (access && !access->is_copied && !result.deferral && result.set == ResultSet()) {
+      const Operand& operand = group_.reading->operands[access->operand];
+      if (operand.is_overwritable) overwritable_.push_back(search_.live_.AddendAlias(static_cast<int>(operand.region)));
+    }
     if (group_.defers_epilogue && access && access->addend >= 0 && IsShorterLived(result.live_end)) {
       AddAddend(access->addend, result.set, slot);
     }
+  }
+
+  int ResultSet() const {
+    return search_.query_.only_gpu ? 0 : static_cast<int>(regions_[group_.end - 1].layouts[group_.layout].set);
+  }
+
+  /*! \brief Store the result over an operand that nothing needs any more, if there is one. */
+  void LayResultOverOperand() {
+    const auto is_dead = [&](int alias) { return std::find(addends_.begin(), addends_.end(), alias) == addends_.end(); };
+    if (std::none_of(overwritable_.begin(), overwritable_.end(), is_dead)) return;
+    transition_.output_bytes[ResultSet()] -= regions_[group_.end - 1].layouts[group_.layout].bytes;
   }
 
   /*! \brief Whether an addend that lives so long is dead before the deferred epilogue adds it. */
@@ -153,6 +170,7 @@ class LabelSearch::TransitionBuilder {
   int first_reader_ = -1;  // of the group's result, which does its deferred epilogue; -1: none
   std::vector<std::pair<ResultId, int>>& slots_;  // live results, each with its slot of the state; -1: of the group
   std::map<std::pair<int, int>, AliasClass> alias_classes_;  // by set and alias
+  std::vector<int> addends_, overwritable_;  // aliases of addends in the state, and of what the result may lie over
 };
 
 /*! \brief Whether at each position some group can read all live results as they lie: such as all parts of one view. */

@@ -18,13 +18,14 @@ the latency is assumed. ``rate`` is that of 32 banks of 4 bytes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, prod
 
-from pimflow.core.blocks import KernelLimits
-from pimflow.relay_passes.schedules.loops import WARP
+from pimflow.core.blocks import WARP_THREADS, KernelLimits
+from pimflow.core.region import Kernel
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts
@@ -89,7 +90,7 @@ class BlockTile:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return WARP * prod(self.warps)
+        return WARP_THREADS * prod(self.warps)
 
     @property
     def shared_bytes(self) -> int:
@@ -152,6 +153,17 @@ class BlockTile:
         )
 
 
+@functools.cache
+def _fitting_tiles(limits: KernelLimits, stages: tuple[int, ...]) -> tuple[BlockTile, ...]:
+    """The tiles that a block within `limits` can have, of any product."""
+    choices = product(SIDES, SIDES, DEPTHS, SPLITS, stages)
+    every_tile = (
+        BlockTile(rows=rows, columns=columns, depth=depth, split=split, stages=slices)
+        for rows, columns, depth, split, slices in choices
+    )
+    return tuple(tile for tile in every_tile if tile.fits(limits))
+
+
 def tiles(shape: ProductShape, limits: KernelLimits, stages: Sequence[int]) -> Iterator[BlockTile]:
     """The tiles that a block can have, with any of these numbers of stages.
 
@@ -159,13 +171,12 @@ def tiles(shape: ProductShape, limits: KernelLimits, stages: Sequence[int]) -> I
     of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
     longer than loads.
     """
-    for rows, columns, depth, split, slices in product(SIDES, SIDES, DEPTHS, SPLITS, stages):
-        tile = BlockTile(rows=rows, columns=columns, depth=depth, split=split, stages=slices)
-        if split > 1 and shape.run % (split * PART):
+    for tile in _fitting_tiles(limits, tuple(stages)):
+        if tile.split > 1 and shape.run % (tile.split * PART):
             continue
-        run = shape.run // split
-        is_even = shape.run == shape.depth or run % FRAGMENT or run % depth == 0 or depth % run == 0
-        if is_even and tile.fits(limits):
+        run = shape.run // tile.split
+        is_even = run % FRAGMENT or run % tile.depth == 0 or tile.depth % run == 0
+        if shape.run == shape.depth or is_even:
             yield tile
 
 
@@ -186,13 +197,29 @@ def _sum_ns(shape: ProductShape, split: int, limits: KernelLimits) -> float:
     return limits.launch_ns + waves * EXTRA_STEPS * limits.step_ns + moved
 
 
+@functools.cache
+def _fastest_tile(shape: ProductShape, limits: KernelLimits, stages: tuple[int, ...]) -> BlockTile | None:
+    return min(tiles(shape, limits, stages), key=lambda tile: product_ns(shape, tile, limits), default=None)
+
+
 def fastest_tile(
     shape: ProductShape, limits: KernelLimits, stages: Sequence[int] = STAGES[:1]
 ) -> BlockTile | None:
     """The fastest tile that a block can have; None if there is none."""
-    best, best_ns = None, inf
-    for tile in tiles(shape, limits, stages):
-        ns = product_ns(shape, tile, limits)
-        if ns < best_ns:
-            best, best_ns = tile, ns
-    return best
+    return _fastest_tile(shape, limits, tuple(stages))
+
+
+def split_workspace_bytes(kernel: Kernel, dtype: str, limits: KernelLimits) -> int:
+    """Bytes of the workspace where blocks of a GPU kernel store their parts of sums; 0 without split-K.
+
+    Schedules have the same tile: `relay_passes.schedules.schedule_tensor_cores`. Products of one row have
+    other schedules.
+    """
+    if kernel.kind != "gemm" or kernel.m * kernel.groups == 1 or dtype != "fp16" or not limits.tensor_cores:
+        return 0
+    run = kernel.geometry.c // kernel.geometry.groups if kernel.geometry else kernel.k
+    shape = ProductShape(batch=kernel.groups, rows=kernel.m, columns=kernel.n, depth=kernel.k, run=run)
+    tile = fastest_tile(shape, limits)
+    if tile is None or tile.split == 1:
+        return 0
+    return SUM_BYTES * tile.split * kernel.groups * kernel.m * kernel.n
