@@ -1,7 +1,8 @@
-"""How long questions to the search take: ``bench_search.py [--networks NETWORK…] [--write]``.
+"""How long questions to the search take: ``bench_search.py [--networks NETWORK…] [--budgets] [--write]``.
 
 Times are CPU seconds of one process on this machine, without a cache of profiles. Each question goes to a new
-search, which has no earlier results. ``--write`` puts the table into docs/speed.md.
+search, which has no earlier results. ``--budgets`` asks the least memory and memory budgets only. ``--write``
+puts the table into docs/speed.md.
 """
 
 import argparse
@@ -53,8 +54,8 @@ def fresh_search(search_result: SearchResult, goal: Goal) -> PlanSearch:
     return plans
 
 
-def seconds(network: str) -> dict[str, str]:
-    """CPU seconds of each question for a network."""
+def seconds(network: str, budgets_only: bool = False) -> dict[str, str]:
+    """CPU seconds of each question for a network, or of those with memory."""
     system, clock = pimflow.system(), Clock(rows={})
     prepared = prepare.prepare(prepare.load(network, NetworkOptions()), NetworkOptions(), system)
     regions, costs, goal = prepared.regions, Costs(system, Profiling()), Goal()
@@ -63,6 +64,10 @@ def seconds(network: str) -> dict[str, str]:
     table = clock.measure("cost table", lambda: profile(regions, generator))
     clock.rows["candidates"] = str(sum(map(len, table.candidates.values())))
     search_result = search(regions, system, costs, goal)
+    if budgets_only:
+        ask_budgets(clock, search_result)
+        clock.rows["largest gap"] = f"{100 * clock.gap:.2f} %"
+        return clock.rows
     clock.measure("cost table as arrays", lambda: fresh_search(search_result, goal))
     for objective in OBJECTIVES:
         plans = fresh_search(search_result, Goal(objective=objective))
@@ -124,9 +129,12 @@ def main() -> None:
     """Read the arguments of the command line, and do what the top of this file says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--networks", nargs="+", default=NETWORKS, help="default: %(default)s")
+    parser.add_argument("--budgets", action="store_true", help="ask the least memory and budgets only")
     parser.add_argument("--write", action="store_true", help="write the table to docs/speed.md")
     args = parser.parse_args()
-    text = table_text(args.networks, [seconds(network) for network in args.networks])
+    if args.budgets and args.write:
+        parser.error("--write takes all questions: leave out --budgets")
+    text = table_text(args.networks, [seconds(network, args.budgets) for network in args.networks])
     print(text)
     if args.write:
         SPEED.write_text(fill(SPEED.read_text(encoding="utf-8"), "search", text), encoding="utf-8")
