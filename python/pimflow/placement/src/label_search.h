@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <map>
@@ -74,7 +75,20 @@ struct Result {
   int64_t labels = 0, max_labels_at_position = 0;
 };
 
-using Clock = std::chrono::steady_clock;
+/*! \brief CPU time of the calling thread: plans do not depend on what else the machine does. */
+struct Clock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<Clock>;
+  static constexpr bool is_steady = true;
+
+  static time_point now() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return time_point(std::chrono::seconds(time.tv_sec) + duration(time.tv_nsec));
+  }
+};
 
 /*!
  * \brief By group and flags before it, lower bounds of a criterion from the end of the group on, with the sums; for the
