@@ -31,7 +31,8 @@ from pimflow.commands.generate.decoding import shared_regions
 from pimflow.commands.generate.generation import StepCosts
 from pimflow.commands.main import main as pimflow
 from pimflow.commands.shared.published_decode import PublishedDecode
-from pimflow.core.region import APPEND, ELEMENT_BYTES, Region
+from pimflow.core.kernel import ELEMENT_BYTES
+from pimflow.core.region import APPEND, Region
 from pimflow.host.result_cache import ResultCache, default_path
 from pimflow.placement.solvers.capacity import weight_row_bytes
 from pimflow.zoo.language import graph

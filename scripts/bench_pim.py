@@ -23,8 +23,8 @@ from calibration.pim_device import PimDevice, simd_variants
 
 import pimflow
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.core.rewrite import PimRewrite
 from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec

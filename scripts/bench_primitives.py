@@ -18,7 +18,7 @@ from update_readme import ROOT, fill
 
 import pimflow
 from pimflow.compiler.c_code import builds, kernels
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import InfeasibleError
 from pimflow.host.files import replace_file
 from pimflow.placement import SearchResult

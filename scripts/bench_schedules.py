@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from calibration.latency_bound import lower_bound, simple_bound
 
 from pimflow import frontend
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import System, system
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.capability import unsupported_reason

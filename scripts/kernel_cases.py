@@ -20,7 +20,7 @@ from pimflow.commands.shared.options import NetworkOptions
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.kernel_checks.kernels import PlainKernels
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.placement import apply

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pimflow import frontend, zoo
 from pimflow.compiler.measurement.cuda_profiler import CudaProfiler, KernelMeasurement
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.relay_passes.regions.extract_regions import extract_regions

@@ -13,7 +13,8 @@ from dataclasses import replace
 import pimflow
 from pimflow import frontend
 from pimflow.commands.shared import prepare
-from pimflow.core.region import Kernel, Region, convolution_kernel
+from pimflow.core.kernel import Kernel, convolution_kernel
+from pimflow.core.region import Region
 from pimflow.hardware import GpuSpec
 from pimflow.primitives.launches import launches, usable_primitives
 from pimflow.simulators.gpu.model import kernel_cost

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pimflow
 from pimflow.commands.simulate.kernel_traces import trace_request
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.errors import PimflowError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.kernels import kernel_name, parse_kernel_name

@@ -19,7 +19,7 @@ from update_readme import ROOT, fill
 from pimflow import Profiling, search, system, zoo
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Cost
-from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, convolution_kernel
 from pimflow.hardware import GpuSpec
 from pimflow.placement import CandidateGenerator, Costs
 from pimflow.simulators.gpu.model import kernel_cost

@@ -23,8 +23,8 @@ from update_validation import fill
 
 from pimflow import frontend
 from pimflow.core.blocks import KernelLimits
+from pimflow.core.kernel import Kernel
 from pimflow.core.product_tiles import BlockTile, ProductShape, fastest_tile, product_ns
-from pimflow.core.region import Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.relay_passes.regions.extract_regions import extract_regions
 from pimflow.simulators.gpu.model import SIZES

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives import PRIMITIVES, Primitive
 from pimflow.primitives.layer import filter_shape
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from pimflow.core.attention import Attention
 from pimflow.core.commands import Node
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.cache_layout import CacheLayout, KeyLayout, ValueLayout
 from pimflow.pim_backend.programs.loop_rolling import roll_loops, shift

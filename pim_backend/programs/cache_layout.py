@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.weight_types import WEIGHT_TYPES

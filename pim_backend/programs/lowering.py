@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 
 from pimflow.core.command_forms import CommandStream
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import STATIONARY, LoopOrder
 from pimflow.core.program import PimProgram, table_row
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnsupportedOpError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS

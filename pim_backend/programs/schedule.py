@@ -33,9 +33,9 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS

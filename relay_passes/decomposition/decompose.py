@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from pimflow.core.chains import LayerChain, Link, Upsampling, is_decomposable
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.relay_passes.canonical.subpixel_convolution import crop, depth_to_space, upsamplings
 from pimflow.relay_passes.flat import (
     LAYER_NAMES,

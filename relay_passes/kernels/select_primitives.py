@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape

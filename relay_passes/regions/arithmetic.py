@@ -22,7 +22,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
 
-from pimflow.core.region import Product
+from pimflow.core.kernel import Product
 from pimflow.errors import UnsupportedOpError, last_line
 from pimflow.host import stderr
 from pimflow.relay_passes import grid_sample, keep_nan

@@ -11,18 +11,9 @@ import tvm
 from tvm import relax
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import (
-    APPEND,
-    GATHERS,
-    MOVES,
-    RESHAPE,
-    ConvGeometry,
-    Epilogue,
-    KernelShape,
-    PimShape,
-    Region,
-    RegionGraph,
-)
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import APPEND, GATHERS, MOVES, RESHAPE, Epilogue, KernelShape, PimShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call

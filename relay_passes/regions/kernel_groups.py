@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relax
 
+from pimflow.core.kernel import STORED_BYTES
 from pimflow.core.liveness import view_obstacle
-from pimflow.core.region import GATHERS, MOVES, STORED_BYTES
+from pimflow.core.region import GATHERS, MOVES
 from pimflow.core.split import PIM_SUFFIX
 from pimflow.relay_passes.attention import NAME as ATTENTION
 from pimflow.relay_passes.attention import attention_from_call, emit_attention, operator_kind

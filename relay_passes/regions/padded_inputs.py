@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import tvm
 from tvm import relax
 
+from pimflow.core.kernel import STORED_BYTES
 from pimflow.core.liveness import view_obstacle
-from pimflow.core.region import GATHERS, STORED_BYTES
+from pimflow.core.region import GATHERS
 from pimflow.relay_passes.flat import layer_name, main_bindings, operator, shape
 from pimflow.relay_passes.regions.kernel_groups import MOVES, KernelGroup, kernel_groups
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.learned_model import Learned, gpus_with_model, residual_class

@@ -21,7 +21,7 @@ from typing import Any
 from calibration.latency_bound import mode_changes, row_limited_ns
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import attention as programs
 from pimflow.pim_backend.programs.cache_layout import KeyLayout, ValueLayout

@@ -12,7 +12,7 @@ from tvm import relax
 
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Cost
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.hardware import System
 from pimflow.host.charts import chart, cycle_colours

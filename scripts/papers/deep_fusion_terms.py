@@ -18,7 +18,8 @@ import numpy as np
 import pimflow
 from pimflow import frontend
 from pimflow.commands.shared import prepare
-from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.fusion import Accelerator, GroupTiling, LayerGraph
 from pimflow.fusion.region_layers import input_tensors

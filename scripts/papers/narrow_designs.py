@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.hardware.operands import Operand
 from pimflow.pim_backend.programs.cache_schedule import KEYS, VALUES

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from papers.pimflow_comparison import NETWORKS, NEWTON_PLUS_PLUS, TIMINGS, Row, Searches
 from pimflow.core.commands import Loop, Node, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest
 from pimflow.placement.costs.pim_runs import PimTarget

@@ -15,7 +15,8 @@ from typing import Any
 from pimflow import placement
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import MODES, Mode
 from pimflow.hardware import System, system
 from pimflow.placement import Costs, Evaluation, Goal, Profiling, SearchResult

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Task
-from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import GpuRewrite
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.primitive_selection.problem import SelectionProblem

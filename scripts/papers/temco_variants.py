@@ -13,8 +13,8 @@ from pimflow.commands.shared import prepare
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.compiler.measurement import allocations
 from pimflow.compiler.smaller_pool import PoolPlanning
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.output_error import relative_error
-from pimflow.core.region import ConvGeometry
 from pimflow.decomposition.activations import with_separate_phases
 from pimflow.decomposition.network import DecomposedNetwork, DecompositionLike, decompose, require_all
 from pimflow.errors import UnknownNameError, UsageError

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.simulators.accel_sim.trace import (
     SHARED_BASE,
     STRIDED,

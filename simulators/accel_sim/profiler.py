@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.spec_text import fields_text

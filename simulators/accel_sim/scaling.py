@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.kernel import ConvGeometry, Kernel
 from pimflow.simulators.gpu.model import KernelCost
 
 

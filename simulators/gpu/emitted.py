@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES, Kernel
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
 from pimflow.simulators.gpu.machine import (
     CHANNEL_ALIGNMENT,
     ITERATION_K,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import TILES, KernelBatch, RooflineMachine, family, gemm_tilings

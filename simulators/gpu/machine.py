@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.errors import SpecError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.errors import SpecError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import Demand, GemmTilings, KernelBatch, RooflineMachine, family, tiling

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from pimflow.core.region import APPEND, ELEMENT_BYTES, ConvGeometry, Kernel, Region, convolution_kernel
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.region import APPEND, Region
 from pimflow.core.split import WHOLE, Split
 from pimflow.weight_types import WEIGHT_TYPES
 

@@ -50,7 +50,7 @@ import dataclasses
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu import emitted
 from pimflow.simulators.gpu.machine import (

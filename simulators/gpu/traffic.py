@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.core.tensor_placement import ChannelSet
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.simulators.gpu.machine import RooflineMachine, family

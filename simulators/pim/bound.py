@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec
 
 

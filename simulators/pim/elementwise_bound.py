@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.ranges import RangeMap
-from pimflow.core.region import ConvGeometry, Region
+from pimflow.core.region import Region
 from pimflow.hardware import PimSpec, System
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry
 from pimflow.errors import TraceError
 
 TRANSACTION_BYTES = 64

@@ -20,7 +20,7 @@ from calibration.samples import STREAM, read_samples
 
 from pimflow.commands.main import main
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches

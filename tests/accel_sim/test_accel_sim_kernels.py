@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from length import examples
 from trace_reader import read_kernels_list, read_trace
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.accel_sim.gemm import Gemm, gemm_launch

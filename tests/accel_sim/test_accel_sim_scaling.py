@@ -10,7 +10,7 @@ from length import examples
 
 import pimflow
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, system
 from pimflow.placement import Profiling
 from pimflow.simulators.accel_sim.kernels import kernel_name, launches, parse_kernel_name

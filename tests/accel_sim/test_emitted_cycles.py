@@ -11,7 +11,7 @@ from calibration.accel_sim_accuracy import half_split_table, ratio_errors
 from calibration.gpu_fit import EMITTED_CONSTANTS, efficiency_sources, fit, sample_groups, write_efficiency
 from calibration.samples import SIZES, analytic_ns, read_samples
 
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.accel_sim.kernels import launches, parse_kernel_name

@@ -13,7 +13,7 @@ from command_line import run
 from update_devices import page_with_devices
 
 from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec, description, spec_names, system
 from pimflow.hardware.reader import SPECS, read_toml
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower

@@ -11,8 +11,8 @@ from length import examples
 from refreshes import when_due
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.hardware.pim import (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.layer_text import parse_layer
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.core.liveness import ALIGNMENT_BYTES, Lifetime, Liveness, view_obstacle
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=examples(300))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from calibration.pim_device import PimDevice
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.operands import Operand

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pimflow.core.plan import Choice, Plan
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import (
     AttentionRewrite,
     FusedGroupRewrite,

@@ -10,7 +10,8 @@ from length import examples
 
 from pimflow.compiler.verification import convolve
 from pimflow.core.chains import is_decomposable
-from pimflow.core.region import ROLES, ConvGeometry
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import ROLES
 from pimflow.decomposition.factorisation import check_ranks, decompose
 from pimflow.decomposition.factors import METHODS, max_ranks
 from pimflow.decomposition.ranks import RankRule

@@ -18,7 +18,7 @@ from pimflow.compiler.interface import Interface
 from pimflow.compiler.verification import verify
 from pimflow.core.plan import Choice
 from pimflow.core.program import PimProgram
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import AttentionRewrite
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError, VerificationError
 from pimflow.frontend import onnx_runtime

@@ -10,9 +10,9 @@ from trace_reader import read_kernels_list, read_trace
 import pimflow
 from pimflow.compiler.artifact import PlacedRegions
 from pimflow.compiler.interface import Interface
+from pimflow.core.kernel import convolution_kernel
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
-from pimflow.core.region import convolution_kernel
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.hardware import system
 from pimflow.host.files import file_sha256

@@ -16,7 +16,8 @@ from pimflow.compiler.interface import Interface
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.hardware import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from reference import Window, bound, convolve, storage_values
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Loop, Node, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import MemoryImage, PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import Constraint, PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.layout import memory_image

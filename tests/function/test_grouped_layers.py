@@ -14,9 +14,9 @@ from length import examples, long_but
 from reference import Window, bound, convolve
 
 from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError, UnsupportedOpError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.pim_backend.programs.layout import memory_image

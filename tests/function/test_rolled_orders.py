@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from layers import flat
 from length import examples
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs import lowering
 from pimflow.pim_backend.programs.schedule import schedules

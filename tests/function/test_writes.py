@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Readres, Write
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import MemoryImage, PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError, UsageError
 from pimflow.pim_backend.programs.layout import NUMPY_DTYPE
 

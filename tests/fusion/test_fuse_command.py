@@ -10,7 +10,9 @@ from pimflow import zoo
 from pimflow.commands.fuse import fuse
 from pimflow.commands.fuse.fusion_report import layer_shares
 from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.fusion import (
     OBJECTIVES,

@@ -7,7 +7,7 @@ import tvm
 
 from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.model import KernelRequest
 

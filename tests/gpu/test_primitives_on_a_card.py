@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tvm
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitive_selection import measuring
 from pimflow.primitive_selection.machines import Card, Machine
 from pimflow.primitives import PRIMITIVES, get_primitive

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from length import examples, long_but
 from scipy.stats import kendalltau
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.gpu.model import kernel_cost

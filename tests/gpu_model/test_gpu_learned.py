@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.core.region import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, UnknownNameError
 from pimflow.hardware import GpuSpec
 from pimflow.simulators.gpu.learned_model import (

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from length import examples
 
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import SpecError, TraceError, UsageError
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.simulators.gpu.machine import TILES, family

@@ -23,7 +23,8 @@ from pimflow.commands.generate.language import open_language_model
 from pimflow.commands.generate.step_bound import ReadTimes, shared_bound_ns
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.zoo.language import graph
 from pimflow.zoo.language.reference import ReferenceDecoder
 

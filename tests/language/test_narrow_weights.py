@@ -11,8 +11,8 @@ import pimflow
 from pimflow import zoo
 from pimflow.commands.generate.decoding import Lengths, StepRequest
 from pimflow.commands.shared.search import SearchRequest
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.core.split import Split
 from pimflow.errors import UsageError
 from pimflow.hardware import PimSpec

@@ -13,7 +13,7 @@ import pimflow
 from pimflow.commands.generate.decoding import Lengths, StepRequest, step_times
 from pimflow.commands.generate.step_bound import pim_share, shared_bound_ns, weight_times
 from pimflow.commands.shared.search import SearchRequest
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec, System
 from pimflow.placement import CandidateGenerator, profile
 from pimflow.placement.costs.pim_runs import PimTarget

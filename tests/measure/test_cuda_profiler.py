@@ -25,8 +25,8 @@ from pimflow.compiler.measurement.cuda_profiler import CudaProfiler
 from pimflow.compiler.phases import lower
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Provenance
+from pimflow.core.kernel import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.core.product_tiles import BlockTile
-from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError
 from pimflow.hardware import GpuSpec, system
 from pimflow.pim_backend.runtime import targets
@@ -186,7 +186,7 @@ BESIDE_A_DRIVER = """
 import tvm, tvm_ffi
 from pimflow.compiler.measurement.single_kernels import compile_primitives, primitive
 from pimflow.core.blocks import KernelLimits
-from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, convolution_kernel
 from pimflow.pim_backend.runtime.targets import target_by_name
 target = target_by_name("cuda+pim")
 kernel = convolution_kernel(ConvGeometry(n=1, h=8, w=8, c=32, oc=32), "fp16")

@@ -13,7 +13,8 @@ from length import examples, long_but
 from programs import peak_bytes, programs, smallest_peak, smallest_peak_by_sets, values
 
 from pimflow import memory
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.host import native
 from pimflow.memory import validator
 from pimflow.memory.reorder import StepGraph, reorder

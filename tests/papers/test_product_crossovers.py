@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from papers import product_crossovers as crossovers
 
 from pimflow import zoo
+from pimflow.core.kernel import ELEMENT_BYTES, convolution_kernel
 from pimflow.core.layer_text import parse_layer
-from pimflow.core.region import ELEMENT_BYTES, convolution_kernel
 from pimflow.hardware import system
 from pimflow.placement import Profiling
 from pimflow.simulators.gpu.model import kernel_cost

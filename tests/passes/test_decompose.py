@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.script import relax as R
 
 from pimflow.core.chains import LayerChain, Link
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.decomposition.factorisation import decompose
 from pimflow.decomposition.factors import METHODS, max_ranks
 from pimflow.decomposition.ranks import RankRule

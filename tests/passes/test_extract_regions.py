@@ -10,7 +10,8 @@ from length import examples
 from onnx import helper
 from tvm.script import relax as R
 
-from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UnknownNameError, UnsupportedOpError
 from pimflow.frontend import onnx_graph
 from pimflow.relay_passes.flat import LAYER_NAMES

@@ -11,8 +11,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from pimflow.compiler import phases
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import PimflowError, PlanError
 from pimflow.hardware import PimSpec
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower

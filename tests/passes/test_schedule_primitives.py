@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from pimflow.compiler import phases
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import system
 from pimflow.pim_backend.runtime.targets import this_cpu_target
 from pimflow.primitives import PRIMITIVES

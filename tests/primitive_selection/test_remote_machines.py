@@ -14,7 +14,7 @@ from command_line import run
 
 from pimflow.commands.main import main
 from pimflow.compiler.c_code import builds
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import ProfilerError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.pim_backend.runtime.targets import cpu_name, cpu_target

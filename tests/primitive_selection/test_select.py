@@ -8,7 +8,9 @@ from command_line import run
 
 import pimflow
 from pimflow import frontend
-from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import ProfileError, UsageError
 from pimflow.host.result_cache import ResultCache
 from pimflow.primitive_selection import figures, measuring

@@ -11,7 +11,7 @@ from conv_layers import ON_CUDA, layers_for
 
 import pimflow
 from pimflow.commands.main import main
-from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, convolution_kernel
 from pimflow.errors import ProfileError
 from pimflow.hardware import GpuSpec
 from pimflow.primitive_selection.gpu_model_times import analytic_profile, primitive_ns

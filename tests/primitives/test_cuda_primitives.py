@@ -13,7 +13,7 @@ from conv_layers import ON_CUDA, convolve, kernel_network, layers_for, operands
 from length import long_but
 from tvm import tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.pim_backend.runtime.cuda_binary import cuda_compiler
 from pimflow.pim_backend.runtime.targets import target_by_name
 from pimflow.primitives import PRIMITIVES

@@ -8,7 +8,7 @@ from conv_layers import ON_CPU, convolve, kernel_network, layers_for, operands, 
 from length import long_but
 from tvm import s_tir, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.primitives import PRIMITIVES, get_primitive
 from pimflow.primitives.families import FAMILIES, input_shape, output_shape

@@ -1,7 +1,7 @@
 """What the label search says of a drawn problem, and what every cover of it does."""
 
 from pimflow.core.candidate import CostTable
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.placement.solvers.exhaustive import all_covers
 from pimflow.placement.solvers.label_search import LATENCY, Criterion, Label, Labels, SearchQuery, search
 from pimflow.placement.solvers.plan_memory import PlanMemory

@@ -2,7 +2,9 @@
 
 from hypothesis import strategies as st
 
-from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import Epilogue, KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 
 
 def convolution(name, source, shape, outputs, kernel=1, stride=1, groups=1, residual=None) -> Region:

@@ -16,7 +16,9 @@ from pimflow.core.candidate import (
     LayerAlternative,
     Task,
 )
-from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import Epilogue, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import zoo
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import PimflowError
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import system

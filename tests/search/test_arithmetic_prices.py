@@ -12,7 +12,9 @@ from onnx import TensorProto, helper
 from onnx_models import onnx_model
 
 from pimflow import zoo
-from pimflow.core.region import Kernel, Product, Region, RegionGraph
+from pimflow.core.kernel import Kernel, Product
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.frontend import onnx_graph
 from pimflow.hardware import system
 from pimflow.hardware.gpu import GpuSpec

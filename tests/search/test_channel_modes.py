@@ -19,8 +19,9 @@ from pimflow.commands.compile.timeline import PlanTrace
 from pimflow.commands.profile.profile import region_graph
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.candidate import Task, makespan_ns, overlap_first_launch
+from pimflow.core.kernel import ConvGeometry, convolution_kernel
 from pimflow.core.plan import Plan
-from pimflow.core.region import ConvGeometry, RegionGraph, convolution_kernel
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.tensor_placement import IN_ALL_CHANNELS, IN_GPU_CHANNELS, IN_PIM_CHANNELS, ChannelSet
 from pimflow.errors import InfeasibleError, PlanError, UsageError
 from pimflow.hardware import system

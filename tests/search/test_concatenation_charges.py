@@ -14,7 +14,7 @@ from length import examples
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.core.candidate import CostTable
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.hardware import system
 from pimflow.placement import CandidateGenerator, Costs, Profiling
 from pimflow.placement.solvers.evaluate import execute

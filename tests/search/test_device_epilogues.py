@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.commands.compile.explain import explain
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.plan import Choice, Plan
-from pimflow.core.region import ConvGeometry, Epilogue, KernelShape, Region, RegionGraph
+from pimflow.core.region import Epilogue, KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import PimSpec, system

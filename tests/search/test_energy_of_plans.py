@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow import frontend
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.kernel import ConvGeometry, Kernel
 from pimflow.core.rewrite import OPERATOR_KERNELS, PimRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import system

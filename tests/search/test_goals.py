@@ -11,8 +11,10 @@ from problems import BASE, QUIET, covers, problems
 
 from pimflow.core.candidate import Footprint
 from pimflow.core.goal import SOLVERS
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.quantities import ENERGY_UNITS, LATENCY_UNITS, quantity
-from pimflow.core.region import ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.region import KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import InfeasibleError, UnknownNameError, UsageError
 from pimflow.hardware import system
 from pimflow.placement import Goal, search

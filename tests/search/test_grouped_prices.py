@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pimflow.commands.compile.explain import explain
 from pimflow.core.commands import Affine, Comp, GAct, Gwrite, Node, Readres, Write
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.hardware import PimSpec, system
 from pimflow.placement import search
 from pimflow.relay_passes.regions.extract_regions import extract_regions

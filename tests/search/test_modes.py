@@ -12,7 +12,9 @@ from length import examples, long_but
 from pimflow import frontend
 from pimflow.commands.shared.plan_report import Estimate
 from pimflow.core.candidate import Cost
-from pimflow.core.region import ConvGeometry, Epilogue, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import Epilogue, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import MODES, OPERATOR_KERNELS
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware import System, system

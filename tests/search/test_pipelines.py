@@ -12,8 +12,8 @@ from length import examples
 from pimflow import system
 from pimflow.commands.compile.explain import explain
 from pimflow.core.candidate import makespan_ns
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.plan import Choice, Plan
-from pimflow.core.region import ELEMENT_BYTES
 from pimflow.core.rewrite import Mode, PipelineRewrite
 from pimflow.core.stages import Pipeline, stage_name
 from pimflow.errors import PlanError

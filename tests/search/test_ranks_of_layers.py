@@ -11,7 +11,7 @@ from drawn_networks import Graph
 
 from pimflow import frontend
 from pimflow.commands.shared.prepare import regions
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.decomposition.alternative_search import choose
 from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.decomposition.layer_errors import layer_errors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from length import examples
 
 from pimflow.core.candidate import makespan_ns
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import PimSpec, system

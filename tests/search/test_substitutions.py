@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 
 import pimflow
+from pimflow.core.kernel import Kernel
 from pimflow.core.plan import Plan
-from pimflow.core.region import Kernel
 from pimflow.core.rewrite import SubstitutionRewrite
 from pimflow.errors import PlanError, UsageError
 from pimflow.placement.candidates import substitutions

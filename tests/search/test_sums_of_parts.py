@@ -7,7 +7,7 @@ import pytest
 
 from pimflow import frontend
 from pimflow.commands.shared import prepare
-from pimflow.core.region import EMPTY_KERNEL, ConvGeometry, Kernel
+from pimflow.core.kernel import EMPTY_KERNEL, ConvGeometry, Kernel
 from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.split import Split
 from pimflow.hardware import system

@@ -15,7 +15,8 @@ from length import examples
 from pimflow import frontend, fusion
 from pimflow.commands.shared import prepare
 from pimflow.core.blocks import BLOCK_SHARED_BYTES
-from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import FusedGroupRewrite
 from pimflow.errors import PlanError
 from pimflow.fusion import GroupTiling, place

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from length import examples
 from timing_programs import with_timing
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.systems import SCHEDULINGS
 from pimflow.pim_backend.programs.lowering import LoweringLimits, ProgramRequest, lower

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import UnknownNameError
 from pimflow.hardware import PimSpec, spec_names
 from pimflow.hardware.pim import COMMANDS, ENERGY

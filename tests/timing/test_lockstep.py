@@ -13,9 +13,9 @@ from refreshes import when_due
 from timing_programs import act, comp, program, read, write
 
 from pimflow.core.commands import Affine, Gwrite, Readres
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import SpecError, TraceError
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import Constraint

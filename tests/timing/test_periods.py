@@ -12,8 +12,8 @@ from test_random_programs import bodies, program, with_timing
 from timing_programs import act_all, comp, loop, read, write
 
 from pimflow.core.commands import Affine
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.errors import TraceError
 from pimflow.hardware.constraints import OPTIONAL_COMMANDS
 from pimflow.hardware.pim import COMMANDS, PimSpec

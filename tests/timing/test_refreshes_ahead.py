@@ -10,7 +10,7 @@ from length import examples
 from test_random_programs import REF, SPECS, programs, writing_programs
 from timing_programs import act_all, comp, loop, program
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware import PimSpec
 from pimflow.hardware.pim import COMMANDS
 from pimflow.pim_backend.programs.lowering import ProgramRequest, lower

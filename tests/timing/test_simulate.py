@@ -14,7 +14,7 @@ from timing_programs import act, act_all, comp, loop, program, read, store, writ
 
 from pimflow.commands import main
 from pimflow.commands.command_line import output
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 from pimflow.hardware.reader import SPECS
 from pimflow.simulators.pim import trace

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from pimflow.core.commands import Af, Affine, Comp, GAct, Gwrite, Loop, Node, Readres, Wrbias, Write
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.hardware.pim import PimSpec
 
 GANGS = range(4)

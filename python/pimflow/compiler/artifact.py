@@ -25,7 +25,7 @@ from pimflow.compiler.layers_table import layers_table
 from pimflow.core.json_form import json_form
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.table_files import read_json, read_text
 from pimflow.core.typed_values import from_fields, has_type
 from pimflow.errors import ArtifactError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import tvm
 
 from pimflow.compiler.smaller_pool import NetworkRewrite
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.frontend import Network
 from pimflow.hardware import System
 from pimflow.memory.reorder import TIME_LIMIT_SECONDS, Order, OrderSummary, StepGraph, reorder

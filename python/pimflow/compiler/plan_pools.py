@@ -18,8 +18,9 @@ import tvm
 from pimflow.compiler.build import apply_search_result
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.candidate import Candidate
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.liveness import ALIGNMENT_BYTES
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.errors import InfeasibleError
 from pimflow.frontend import Network

@@ -14,9 +14,10 @@ from pimflow.compiler.attention_checks import AttentionChecks
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference, output_checks
 from pimflow.compiler.region_check import RESULT_RANGES, STORAGE_TYPES, ReferenceSums, RegionCheck
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.output_error import OUTPUT_BOUND, OutputCheck, max_error_check
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry, RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import whole_name
 from pimflow.errors import VerificationError

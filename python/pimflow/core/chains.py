@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,8 @@ class GoalOptions(OptionSet, group="search"):
     search_seconds: float = option(
         SEARCH_SECONDS,
         "--search-seconds S",
-        "how long a search is exact, in CPU seconds; what it finds after that is reported with its gap; a search of every "
-        "plan that takes longer is refused (default: %(default)g)",
+        "how long a search is exact, in CPU seconds; what it finds after that is reported with its gap; a "
+        "search of every plan that takes longer is refused (default: %(default)g)",
         check=check_above_zero,
     )
     max_latency_ns: float | None = option(

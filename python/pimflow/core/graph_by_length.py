@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pimflow.core.attention import Attention
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 
 
 @dataclass(frozen=True, kw_only=True)

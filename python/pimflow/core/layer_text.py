@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pimflow.core.commands import check_size
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import UnknownNameError, UsageError
 
 CONV_FORM = "conv:NxCxHxW,OUT,KHxKW[,sS][,pP][,dD]"

@@ -8,7 +8,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import (
     MODES,
     OPERATOR_KERNELS,

@@ -25,7 +25,7 @@ from itertools import product
 from math import ceil, prod
 
 from pimflow.core.blocks import WARP_THREADS, KernelLimits
-from pimflow.core.region import Kernel
+from pimflow.core.kernel import Kernel
 
 FRAGMENT = 16  # rows, columns and depth that a tensor core multiplies at once
 ROW_END = 8  # unused halves behind a row in shared memory, against bank conflicts

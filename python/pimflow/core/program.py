@@ -38,8 +38,8 @@ from pimflow.core.commands import (
     residues,
     value_range,
 )
+from pimflow.core.kernel import ACTIVATION_BITS, ELEMENT_BYTES, ConvGeometry
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ACTIVATION_BITS, ELEMENT_BYTES, ConvGeometry
 from pimflow.core.table_files import parse_json, read_text
 from pimflow.errors import TraceError
 from pimflow.weight_types import WEIGHT_TYPES

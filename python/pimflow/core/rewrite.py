@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.split import WHOLE, Axis, Split
 
 

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from pimflow.core.kernel import STORED_BYTES, ConvGeometry
 from pimflow.core.liveness import view_obstacle
-from pimflow.core.region import STORED_BYTES, ConvGeometry
 
 # Suffixes of the names of a layer's parts.
 GPU_SUFFIX, PIM_SUFFIX = "__gpu", "__pim"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable, EdgeCost, LayerAlternative
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import FusedGroupRewrite, Mode
 from pimflow.decomposition.alternatives import DecompositionAlternatives
 from pimflow.fusion.tilings import TiledGroup

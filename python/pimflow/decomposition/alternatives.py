@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 
 
 @dataclass(frozen=True, kw_only=True)

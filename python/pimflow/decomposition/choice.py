@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.decomposition import activations
 from pimflow.decomposition.alternative_search import DecompositionChoice, choose
 from pimflow.decomposition.alternatives import DecompositionAlternatives

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pimflow.core.chains import LayerChain, Link, Upsampling
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.decomposition import factors
 from pimflow.decomposition.factors import Chain
 from pimflow.decomposition.ranks import RankRule

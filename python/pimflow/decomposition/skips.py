@@ -12,7 +12,7 @@ from pimflow import memory
 from pimflow.compiler.layer_order import LayerSteps
 from pimflow.compiler.smaller_pool import NetworkRewrite, drop_useless_parts
 from pimflow.core.json_form import report_from
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.decomposition.activations import with_contiguous_runs
 from pimflow.decomposition.network import DecomposedNetwork
 from pimflow.decomposition.report import ReducedSkip, SkipsReport

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.options import OptionSet, option
 from pimflow.core.quantities import parse_bandwidth, parse_bytes, parse_compute_rate
-from pimflow.core.region import ELEMENT_BYTES
 from pimflow.errors import UnknownNameError, UsageError
 from pimflow.hardware.accelerator import AcceleratorEnergy
 

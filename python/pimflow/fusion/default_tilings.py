@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.fusion.channels import SUM_BYTES, single_run
 from pimflow.fusion.growing import GrowingGroup
 from pimflow.fusion.layers import LayerGraph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 
 
 def narrow_parts(graph: RegionGraph) -> list[tuple[int, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from pimflow.core.ranges import RangeMap
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.fusion.layers import Layer, LayerGraph, Maps, Shape, broadcast_maps, full_maps
 
 _KINDS = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES, Kernel, Region
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
+from pimflow.core.region import Region
 from pimflow.fusion import Layer
 from pimflow.fusion.fragments import ProductTile, is_product
 from pimflow.fusion.region_layers import input_tensors

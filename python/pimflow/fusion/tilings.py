@@ -20,7 +20,9 @@ import numpy as np
 
 from pimflow import fusion
 from pimflow.core.blocks import WARP_THREADS
-from pimflow.core.region import ELEMENT_BYTES, Kernel, Region, RegionGraph
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import InfeasibleError
 from pimflow.fusion import Group, GroupTiling, GrowingGroup, Layer
 from pimflow.fusion.channels import SUM_BYTES, channels_on_chip, single_run

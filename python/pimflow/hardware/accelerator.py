@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.errors import SpecError, hint
 from pimflow.hardware.reader import build, read_toml, require_not_negative
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 
-from pimflow.core.region import ACTIVATION_BITS
+from pimflow.core.kernel import ACTIVATION_BITS
 from pimflow.weight_types import WEIGHT_TYPES, WeightType
 
 # The type in which execution by value holds activations: integers are exact in int8, and fp8 (E4M3) in fp16.

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
+from pimflow.core.kernel import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.core.keywords import check_keywords
 from pimflow.core.program import ACTIVATIONS, MAX_BUFFER_COLUMNS, PimProgram
-from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES
 from pimflow.core.table_files import parse_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import SpecError, hint

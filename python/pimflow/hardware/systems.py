@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pimflow.core.kernel import NETWORK_DTYPES
 from pimflow.core.keywords import check_keywords
 from pimflow.core.options import OptionSet, declarations, option
-from pimflow.core.region import NETWORK_DTYPES
 from pimflow.errors import SpecError, UnknownNameError, UsageError
 from pimflow.hardware.gpu import GpuSpec
 from pimflow.hardware.pim import PimSpec

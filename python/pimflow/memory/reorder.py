@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.liveness import Lifetime, Liveness
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.host import native
 from pimflow.memory.pools import alias_class, lower_bound_bytes, merge_aliases
 

@@ -15,7 +15,7 @@ from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, json_form
 from pimflow.core.plan import Choice, Plan
 from pimflow.core.program import PimProgram
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import (
     AttentionRewrite,
     FusedGroupRewrite,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, Cost, CostTable
 from pimflow.core.plan import Choice, Plan
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import AttentionRewrite, FusedGroupRewrite, GroupRewrite, SubstitutionRewrite
 from pimflow.core.tensor_placement import GPU_CHANNELS_ALONE
 from pimflow.errors import PlanError, hint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from pimflow.core.region import ConvGeometry, Kernel
+from pimflow.core.kernel import ConvGeometry, Kernel
 from pimflow.hardware import GpuSpec
 from pimflow.host.result_cache import sources_digest
 from pimflow.primitive_selection.profile import ANALYTIC, Device, Move, Profile, applicable_primitives

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Footprint, Provenance, Task
-from pimflow.core.region import CONCAT_SUFFIX, MOVES, ConvGeometry, KernelShape, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import CONCAT_SUFFIX, MOVES, KernelShape, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import GpuRewrite
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 from pimflow.errors import ProfileError

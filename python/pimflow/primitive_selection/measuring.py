@@ -13,7 +13,7 @@ from tvm import te, tirx, topi
 
 from pimflow.compiler.measurement import single_kernels
 from pimflow.compiler.timing import kernel_times_ns
-from pimflow.core.region import ConvGeometry, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, convolution_kernel
 from pimflow.errors import last_line
 from pimflow.host.result_cache import ResultCache, sources_digest
 from pimflow.primitive_selection.machines import Machine

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import ProfileError
 from pimflow.primitive_selection.profile import Profile, applicable_primitives, bound_ns, macs
 from pimflow.primitives import PRIMITIVES

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Candidate, CostTable, Provenance
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.liveness import Liveness, align_up
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.core.tensor_placement import Layout, TensorPlacement
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pimflow.core.json_form import OMITTED, report_from
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.table_files import read_json
 from pimflow.core.typed_values import from_fields
 from pimflow.errors import ProfileError

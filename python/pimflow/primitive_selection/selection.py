@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pimflow.core.candidate import Candidate
 from pimflow.core.integer_program import RELATIVE_GAP
 from pimflow.core.json_form import report_from
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.primitive_selection.layers import Layers, separate_concats
 from pimflow.primitive_selection.options import CUDA, SelectionOptions
 from pimflow.primitive_selection.problem import Budgets, SelectionProblem, SelectionResult, Sums, is_guess

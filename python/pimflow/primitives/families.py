@@ -6,7 +6,7 @@ network is compiled. Stages have the same names as in the kernels of `pimflow.pr
 
 from __future__ import annotations
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives.layer import BLOCK, VECTOR, Shape, filter_shape, is_depthwise, reach
 from pimflow.primitives.primitive import Family, Primitive, Stages
 

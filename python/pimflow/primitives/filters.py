@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives.primitive import Primitive
 
 # Points at which the polynomials of a Winograd tile are evaluated, besides infinity. Points of few bits keep

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pimflow.core.region import GATHERS, ConvGeometry, Kernel, Region, convolution_kernel
+from pimflow.core.kernel import ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.region import GATHERS, Region
 from pimflow.primitives.catalogue import PRIMITIVES, get_primitive
 from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.layer import FP32_BYTES, has_choice, input_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pimflow.core.region import ConvGeometry, Region
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import Region
 
 FP32_BYTES = 4
 LAYOUTS = ("HWC", "CHW", "CHWc16")  # of a primitive's input and output

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives.layer import BLOCK, FP32_BYTES, VECTOR, Shape, is_depthwise
 
 STACK_BYTES = 1024  # smaller tensors are on the stack of the kernel (TVM's kMaxStackAlloca)

@@ -13,7 +13,7 @@ from pimflow.commands.shared.prepare import with_other_copies
 from pimflow.commands.shared.report import Report
 from pimflow.core.json_form import report_from
 from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.typed_values import read_fields
 from pimflow.errors import UsageError
 from pimflow.hardware import System

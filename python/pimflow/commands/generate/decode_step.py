@@ -21,7 +21,7 @@ from pimflow.commands.generate.decoding import (
 )
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.core.graph_by_length import GraphByLength
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.frontend import Network
 from pimflow.host.garbage_collection import release_memory
 from pimflow.placement import SearchResult

@@ -17,7 +17,7 @@ from pimflow.compiler import build
 from pimflow.compiler.build import Build
 from pimflow.compiler.conditioning import OutputReference
 from pimflow.compiler.verification import Verification, observe, require_finite
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.stages import whole_name
 from pimflow.core.state import State
 from pimflow.frontend import Network

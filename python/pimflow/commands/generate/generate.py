@@ -37,7 +37,7 @@ from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.compiler.verification import Verification
 from pimflow.core.goal import GoalOptions
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.frontend import Network
 from pimflow.hardware import System

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pimflow.core.region import ELEMENT_BYTES, RegionGraph
+from pimflow.core.kernel import ELEMENT_BYTES
+from pimflow.core.region_graph import RegionGraph
 from pimflow.hardware import System
 from pimflow.simulators.pim.bound import min_read_ns
 from pimflow.weight_types import WEIGHT_TYPES, plain_type

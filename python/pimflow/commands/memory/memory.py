@@ -20,9 +20,9 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.frames import data_frame
 from pimflow.core.json_form import Json, fields_form, json_form
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.liveness import Liveness
 from pimflow.core.options import split_keywords
-from pimflow.core.region import ELEMENT_BYTES
 from pimflow.decomposition.network import DecomposedNetwork, require_all
 from pimflow.decomposition.report import DecompositionReport
 from pimflow.decomposition.skips import SkipOptimisation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.options import split_keywords
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.hardware import system
 from pimflow.primitive_selection.options import SelectionOptions, selection_options

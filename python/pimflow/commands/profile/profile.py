@@ -18,7 +18,7 @@ from pimflow.commands.shared.arguments import public
 from pimflow.commands.shared.options import NetworkOptions
 from pimflow.core.candidate import CostTable
 from pimflow.core.json_form import JsonTree, json_form
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import MODES
 from pimflow.hardware import System
 from pimflow.host.result_cache import ResultCache, sources_digest

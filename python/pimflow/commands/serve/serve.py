@@ -22,7 +22,7 @@ from pimflow.commands.shared.published_decode import PublishedDecode
 from pimflow.commands.shared.search import SearchRequest
 from pimflow.commands.shared.search_arguments import SearchArguments
 from pimflow.core.goal import GoalOptions
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System
 from pimflow.simulators.serving.checker import check_schedule

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pimflow.compiler.artifact import file_stems
 from pimflow.core.candidate import Candidate, Cost, Provenance
 from pimflow.core.json_form import report_from
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.core.region import Region
 from pimflow.core.rewrite import FusedGroupRewrite, GpuRewrite, PipelineRewrite, SubstitutionRewrite
 from pimflow.core.stages import whole_name
 from pimflow.hardware import PimSpec

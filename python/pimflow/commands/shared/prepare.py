@@ -20,7 +20,7 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanModules, PlanPools, frugal_plan
 from pimflow.compiler.smaller_pool import PoolPlanning
 from pimflow.core.plan import NETWORK_OPTIONS, Plan
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.decomposition import activations, choice, skips
 from pimflow.decomposition.calibration import Calibration
 from pimflow.decomposition.network import DecomposedNetwork, decompose

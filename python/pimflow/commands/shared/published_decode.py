@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.hardware import GpuSpec, System
 from pimflow.hardware.gpu import DECODE_BITS
 from pimflow.weight_types import WEIGHT_TYPES

@@ -23,7 +23,7 @@ from pimflow.compiler.layer_order import LayerOrder
 from pimflow.compiler.plan_pools import PlanPools, PoolChoice, plan_within_bound
 from pimflow.core.json_form import report_from
 from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS
 from pimflow.decomposition.calibration import Calibration
 from pimflow.frontend import Network

@@ -10,9 +10,10 @@ from pathlib import Path
 from pimflow.compiler import artifact
 from pimflow.compiler.interface import Interface
 from pimflow.core.json_form import JsonTree
+from pimflow.core.kernel import convolution_kernel
 from pimflow.core.layer_text import parse_layer
 from pimflow.core.plan import Plan
-from pimflow.core.region import RegionGraph, convolution_kernel
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import PipelineRewrite, SplitRewrite
 from pimflow.errors import UsageError
 from pimflow.hardware import GpuSpec, System

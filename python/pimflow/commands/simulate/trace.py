@@ -17,10 +17,10 @@ from pimflow.compiler import artifact
 from pimflow.compiler.interface import Interface
 from pimflow.core.frames import Tabular
 from pimflow.core.json_form import JsonTree
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.layer_text import FORMS, parse_layer
 from pimflow.core.plan import Plan
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.core.rewrite import SplitRewrite
 from pimflow.core.typed_values import has_type
 from pimflow.errors import ArtifactError, UnknownNameError, UsageError

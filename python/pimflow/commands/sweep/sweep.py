@@ -19,7 +19,7 @@ from pimflow.commands.sweep.sweep_rows import SweepFigures, SweepRow
 from pimflow.core.frames import Rows
 from pimflow.core.json_form import Json, fields_form
 from pimflow.core.options import require_type
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.typed_values import read_fields
 from pimflow.errors import InfeasibleError, UsageError
 from pimflow.hardware import System

@@ -16,7 +16,7 @@ from tvm import tirx
 from pimflow.compiler.measurement.single_kernels import arguments, compile_primitives, primitive
 from pimflow.compiler.timing import kernel_times_ns
 from pimflow.core.candidate import Provenance
-from pimflow.core.region import EMPTY_KERNEL, Kernel
+from pimflow.core.kernel import EMPTY_KERNEL, Kernel
 from pimflow.errors import ProfilerError, UnknownNameError, UsageError, last_line
 from pimflow.hardware import GpuSpec, spec_names
 from pimflow.pim_backend.runtime import targets

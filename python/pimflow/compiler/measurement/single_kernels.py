@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 
 from pimflow.compiler import phases
 from pimflow.core.blocks import KernelLimits
-from pimflow.core.region import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.errors import ProfilerError
 from pimflow.pim_backend.runtime.cuda_binary import compile_kernels
 from pimflow.primitives import PRIMITIVES

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.fusion import Group, Layer
 from pimflow.fusion.tiling import pieces
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.ranges import RangeMap
-from pimflow.core.region import ConvGeometry
 from pimflow.fusion.kernels.formula import LOWEST, Formula, Index, Read, TapReduction, Weight
 
 

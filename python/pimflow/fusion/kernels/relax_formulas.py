@@ -14,7 +14,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from pimflow.core.region import ConvGeometry, Region, RegionGraph
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UnsupportedOpError
 from pimflow.fusion import layers_from_regions
 from pimflow.fusion.kernels.formula import (

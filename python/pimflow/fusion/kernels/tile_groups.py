@@ -11,7 +11,8 @@ import tvm
 from tvm import relax, tirx
 
 from pimflow.core.blocks import KernelLimits
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import InfeasibleError, UnsupportedOpError
 from pimflow.fusion import (
     Group,

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from pimflow.core.candidate import Task
-from pimflow.core.region import ELEMENT_BYTES, RESULT_BYTES, Kernel, Region
+from pimflow.core.kernel import ELEMENT_BYTES, RESULT_BYTES, Kernel
+from pimflow.core.region import Region
 from pimflow.placement.candidates.candidates import CandidateGenerator
 from pimflow.placement.candidates.tasks import TaskList
 from pimflow.placement.costs.attention_runs import ProductCost

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Footprint
+from pimflow.core.kernel import ELEMENT_BYTES, ConvGeometry
 from pimflow.core.liveness import Moment
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ELEMENT_BYTES, GATHERS, ConvGeometry, Region, RegionGraph
+from pimflow.core.region import GATHERS, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import (
     MODES,
     OPERATOR_KERNELS,

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pimflow.core.candidate import Candidate, EdgeCost, Task, Transforms, with_fields
-from pimflow.core.region import ELEMENT_BYTES
+from pimflow.core.kernel import ELEMENT_BYTES
 from pimflow.core.rewrite import (
     AttentionRewrite,
     FusedGroupRewrite,

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from pimflow.core.candidate import Candidate, in_sequence, with_fields
-from pimflow.core.region import ELEMENT_BYTES, Region
+from pimflow.core.kernel import ELEMENT_BYTES
+from pimflow.core.region import Region
 from pimflow.core.rewrite import LayerRewrite, PimRewrite, Rewrite, SplitRewrite
 from pimflow.core.tensor_placement import (
     IN_ALL_CHANNELS,

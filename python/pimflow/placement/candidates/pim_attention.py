@@ -17,7 +17,8 @@ from dataclasses import replace
 from operator import attrgetter
 
 from pimflow.core.candidate import Candidate, Cost, Footprint
-from pimflow.core.region import APPEND, ELEMENT_BYTES, RESULT_BYTES, Region
+from pimflow.core.kernel import ELEMENT_BYTES, RESULT_BYTES
+from pimflow.core.region import APPEND, Region
 from pimflow.core.rewrite import AttentionRewrite, Mode
 from pimflow.errors import InfeasibleError, PlanError, UnsupportedOpError
 from pimflow.hardware import System

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pimflow.core.region import RESHAPE, ConvGeometry, Region
+from pimflow.core.kernel import ConvGeometry
+from pimflow.core.region import RESHAPE, Region
 from pimflow.core.rewrite import LayerRewrite, PimRewrite, SplitRewrite
 from pimflow.errors import PlanError
 from pimflow.hardware import System

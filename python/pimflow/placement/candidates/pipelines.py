@@ -8,8 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pimflow.core.candidate import Candidate, Footprint, Task
+from pimflow.core.kernel import ConvGeometry, Kernel
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry, Kernel, Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS, Mode, PimRewrite, PipelineRewrite
 from pimflow.core.split import WHOLE
 from pimflow.core.stages import Pipeline, stage_name

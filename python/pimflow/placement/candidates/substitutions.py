@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from pimflow.core.region import Kernel, Region, RegionGraph
+from pimflow.core.kernel import Kernel
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import TILES
 from pimflow.errors import UsageError
 

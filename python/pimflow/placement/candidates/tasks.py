@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pimflow.core.candidate import EdgeCost, Provenance, Task, in_sequence, makespan_ns, with_fields
-from pimflow.core.region import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel, Region
+from pimflow.core.kernel import ELEMENT_BYTES, EMPTY_KERNEL, RESULT_BYTES, Kernel
+from pimflow.core.region import Region
 from pimflow.core.split import Split
 from pimflow.hardware import System
 from pimflow.placement.costs.costs import Costs

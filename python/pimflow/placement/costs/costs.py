@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from pimflow.core.attention import Attention
 from pimflow.core.candidate import Provenance
 from pimflow.core.json_form import json_form
+from pimflow.core.kernel import ConvGeometry, Kernel
 from pimflow.core.keywords import check_keywords
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import ConvGeometry, Kernel, Region
+from pimflow.core.region import Region
 from pimflow.core.rewrite import Mode
 from pimflow.core.split import WHOLE, Split
 from pimflow.core.typed_values import read_fields

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pimflow.core.kernel import ConvGeometry
 from pimflow.core.loop_order import LoopOrder
 from pimflow.core.program import PimProgram
-from pimflow.core.region import ConvGeometry
 from pimflow.core.split import WHOLE, Split
 from pimflow.errors import InfeasibleError, PlanError
 from pimflow.hardware import PimSpec

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.core.kernel import STORED_BYTES, ConvGeometry
 from pimflow.core.liveness import ALIGNMENT_BYTES
 from pimflow.core.loop_order import LoopOrder
-from pimflow.core.region import STORED_BYTES, ConvGeometry
 from pimflow.core.split import AXES, WHOLE, Split
 from pimflow.hardware import PimSpec
 from pimflow.placement.costs.pim_runs import LayerPimCost, PimCost, PimTarget

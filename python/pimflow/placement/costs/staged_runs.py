@@ -8,18 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pimflow.core.kernel import ELEMENT_BYTES, STORED_BYTES, ConvGeometry, Kernel, convolution_kernel
 from pimflow.core.liveness import view_obstacle
-from pimflow.core.region import (
-    ELEMENT_BYTES,
-    GATHERS,
-    MOVES,
-    STORED_BYTES,
-    ConvGeometry,
-    Kernel,
-    Region,
-    RegionGraph,
-    convolution_kernel,
-)
+from pimflow.core.region import GATHERS, MOVES, Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import Mode
 from pimflow.core.stages import Pipeline, StageRows, stage_rows
 from pimflow.errors import PlanError

@@ -18,7 +18,7 @@ from pimflow.core.candidate import (
     makespan_ns,
     start_ns,
 )
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers import plan_state
 from pimflow.placement.solvers.plan_state import PlanState

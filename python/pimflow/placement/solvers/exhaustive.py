@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pimflow.core.candidate import Candidate, CostTable
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.errors import UsageError
 from pimflow.placement.solvers.evaluate import advance
 from pimflow.placement.solvers.plan_state import PlanState, initial_state, is_feasible

@@ -95,9 +95,9 @@ class Goal(GoalOptions):
     solver : str
         ``label``: the label-setting search. ``exhaustive``: every cover of a network of at most 8 regions.
     search_seconds : float
-        How many CPU seconds a search may be exact. After that, partial plans are dropped; the plan comes with a bound on
-        how much better another one may be. An exhaustive search that takes longer, by an estimate in CPU
-        seconds, is refused.
+        How many CPU seconds a search may be exact. After that, partial plans are dropped; the plan comes
+        with a bound on how much better another one may be. An exhaustive search that takes longer, by an
+        estimate, is refused.
     max_latency_ns, max_energy_pj : float or None
         Bounds on latency and energy.
     max_memory_bytes : float or None

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pimflow.core.blocks import SMALLEST_GPU, KernelLimits
 from pimflow.core.candidate import Candidate, CostTable, LayerAlternative
 from pimflow.core.channel_sets import channel_sets
+from pimflow.core.kernel import ELEMENT_BYTES, Kernel
 from pimflow.core.liveness import MEMORY, LiveBytes, Liveness, Moment, align_up
 from pimflow.core.product_tiles import split_workspace_bytes
-from pimflow.core.region import ELEMENT_BYTES, Kernel, RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import OPERATOR_KERNELS, SplitRewrite
 from pimflow.core.tensor_placement import ChannelSet
 from pimflow.placement.solvers import plan_state

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pimflow.core.candidate import Candidate, CostTable
 from pimflow.core.goal import EXHAUSTIVE
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.hardware import System
 from pimflow.placement.solvers.capacity import bank_rows, channel_bytes, row_bytes
 from pimflow.placement.solvers.evaluate import evaluate, static_pj_per_ns

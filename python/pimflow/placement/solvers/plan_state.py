@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pimflow.core.candidate import Candidate, CostTable, Task, overlap_first_launch
-from pimflow.core.region import APPEND, RegionGraph
+from pimflow.core.region import APPEND
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.rewrite import PipelineRewrite
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, TensorPlacement
 from pimflow.placement.solvers import launches

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from pimflow.core.candidate import Candidate, CostTable, EdgeCost, Task
-from pimflow.core.region import RegionGraph
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, ChannelMode, ChannelSet, TensorPlacement
 from pimflow.host import native
 from pimflow.placement.solvers import plan_state

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pimflow.core.candidate import Candidate, CostTable
-from pimflow.core.region import Region, RegionGraph
+from pimflow.core.region import Region
+from pimflow.core.region_graph import RegionGraph
 from pimflow.core.tensor_placement import IN_GPU_CHANNELS, TensorPlacement
 from pimflow.placement.solvers import plan_state
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape
 from pimflow.primitives.kernels.stages import Stages, reduce_axes

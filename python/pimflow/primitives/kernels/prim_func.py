@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.errors import UsageError
 from pimflow.primitives import Primitive
 from pimflow.primitives.kernels import direct, products, tiles

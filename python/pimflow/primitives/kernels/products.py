@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, windows_shape
 from pimflow.primitives.kernels.direct import Tensors, Term

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import input_shape, output_shape, required_input_extents
 from pimflow.primitives.layer import BLOCK, input_bytes

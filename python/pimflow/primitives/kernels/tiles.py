@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import te, tirx
 
-from pimflow.core.region import ConvGeometry
+from pimflow.core.kernel import ConvGeometry
 from pimflow.primitives import Primitive
 from pimflow.primitives.families import output_shape, tile_counts, tile_outputs, tile_points
 from pimflow.primitives.filters import winograd_matrices
