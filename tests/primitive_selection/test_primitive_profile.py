@@ -226,7 +226,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path, monkeypatch):
 
 def test_everything_that_makes_a_kernel_decides_its_time():
     """Nothing that `MEASURED` imports is missing there, but data types that are part of the key."""
-    of_the_key = {"core.kernel", "errors", "primitives", "primitives.catalogue"}
+    of_the_key = {"core.kernel", "core.region", "errors", "primitives", "primitives.catalogue"}
     schedules = ("relay_passes.schedules.schedule_cpu", "relay_passes.schedules.keep_registers")
     waiting = ["primitives.kernels", *schedules]
     modules: set[str] = set()
