@@ -29,23 +29,25 @@ def directory(swept, tmp_path_factory):
     return path
 
 
-def with_speedups(row, function):
+def with_speedups(swept, function):
     """Rows of a grid whose speed-ups are a function of two settings."""
-    figures = next(r.figures for r in row if r.figures)
+    figures = next(row.figures for row in swept if row.figures)
     settings = [{"a": a, "b": b} for a, b in itertools.product((1.0, 2.0), (1.0, 2.0, 3.0))]
-    results = [dataclasses.replace(figures, speedup=function(*item.values())) for item in settings]
+    results = [dataclasses.replace(figures, speedup=function(*setting.values())) for setting in settings]
     return [SweepRow(model="net", settings=s, figures=f, error="") for s, f in zip(settings, results)]
 
 
 @pytest.mark.long
-def test_settings_explain_the_variance_that_they_make(rows):
-    assert variance_shares(with_speedups(rows, lambda a, b: a), ["a", "b"]) == pytest.approx({"a": 1, "b": 0})
-    added = variance_shares(with_speedups(rows, lambda a, b: a + b), ["a", "b"])
+def test_settings_explain_the_variance_that_they_make(swept):
+    assert variance_shares(with_speedups(swept, lambda a, b: a), ["a", "b"]) == pytest.approx(
+        {"a": 1, "b": 0}
+    )
+    added = variance_shares(with_speedups(swept, lambda a, b: a + b), ["a", "b"])
     # Variances of {1, 2} and {1, 2, 3}, over their sum.
     assert added == pytest.approx({"a": 0.25 / (0.25 + 2 / 3), "b": (2 / 3) / (0.25 + 2 / 3)})
-    crossed = variance_shares(with_speedups(rows, lambda a, b: (a - 1.5) * (b - 2)), ["a", "b"])
+    crossed = variance_shares(with_speedups(swept, lambda a, b: (a - 1.5) * (b - 2)), ["a", "b"])
     assert crossed == pytest.approx({"a": 0, "b": 0}, abs=1e-9)
-    assert variance_shares(with_speedups(rows, lambda *_: 1.0), ["a"]) == {"a": 0.0}
+    assert variance_shares(with_speedups(swept, lambda *_: 1.0), ["a"]) == {"a": 0.0}
 
 
 def page_data(page, name):

@@ -197,6 +197,7 @@ def plan_within_bound(
     """
 
     def search_within(max_bytes: float | None, goal: Goal = goal) -> SearchResult:
+        """The best plan for `goal` of at most so many bytes, as the search counts them."""
         bounded_goal = replace(goal, max_memory_bytes=max_bytes, kernel_device=pools.kernel_device)
         return search(graph, system, costs, bounded_goal, original)
 
