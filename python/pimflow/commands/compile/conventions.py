@@ -29,7 +29,7 @@ from pimflow.simulators.pim.timing import timings
 # Modules whose code determines speed-ups, beside those that compute costs and search (`COMPUTED_BY`).
 SPEEDUP_MODULES = (*CODE_PACKAGES, "fusion", "primitives", "commands.compile.conventions")
 LAUNCHES_NS = (500.0, 1000.0)  # PIM launch times to search, between 0 and the GPU's
-MAX_SEARCH_SECONDS = 5.0  # of a search: there are up to eight conventions, and their plans are not built
+MAX_SEARCH_SECONDS = 3.0  # of a search: there are up to eight conventions, and their plans are not built
 
 
 class ConventionSystem(NamedTuple):
