@@ -24,7 +24,7 @@ constexpr double kHopelessGap = 0.05;         // … if their bounds are by this
 
 }  // namespace
 
-LabelSearch::LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
+LabelSearch::LabelSearch(const Problem& problem, const Query& query, const Deadline& deadline,
                          const std::function<void()>& poll, SegmentTails segment_tails)
     : problem_(problem),
       query_(query),

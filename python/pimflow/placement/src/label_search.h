@@ -75,19 +75,26 @@ struct Result {
   int64_t labels = 0, max_labels_at_position = 0;
 };
 
-/*! \brief CPU time of the calling thread: plans do not depend on what else the machine does. */
-struct Clock {
-  using duration = std::chrono::nanoseconds;
-  using rep = duration::rep;
-  using period = duration::period;
-  using time_point = std::chrono::time_point<Clock>;
-  static constexpr bool is_steady = true;
+/*! \brief The end of some CPU seconds of this thread: plans do not depend on what else the machine does. */
+class Deadline {
+ public:
+  explicit Deadline(double seconds)
+      : begin_(std::chrono::steady_clock::now()), seconds_(seconds), cpu_end_seconds_(CpuSeconds() + seconds) {}
+  bool IsPast() const {
+    // CPU time is no longer than elapsed time, which takes much less to read.
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+    return elapsed.count() > seconds_ && CpuSeconds() > cpu_end_seconds_;
+  }
 
-  static time_point now() {
+ private:
+  static double CpuSeconds() {
     timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return time_point(std::chrono::seconds(time.tv_sec) + duration(time.tv_nsec));
+    return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
   }
+
+  std::chrono::steady_clock::time_point begin_;
+  double seconds_, cpu_end_seconds_;
 };
 
 /*!
@@ -101,7 +108,7 @@ using SegmentTails = std::vector<std::shared_ptr<const Tails>>;
 class LabelSearch {
  public:
   /*! \param segment_tails By criterion, better bounds than the search would compute; empty: it searches them. */
-  LabelSearch(const Problem& problem, const Query& query, Clock::time_point deadline,
+  LabelSearch(const Problem& problem, const Query& query, const Deadline& deadline,
               const std::function<void()>& poll, SegmentTails segment_tails);
 
   /*!
@@ -125,7 +132,7 @@ class LabelSearch {
   void BoundPools(const PoolBytes& max_bytes) { sums_pools_ = false, max_pool_bytes_ = max_bytes; }
   /*! \brief Bounds of the first criterion after its segments. */
   Tails GroupEndBounds() const;
-  bool IsTimeUp() const { return Clock::now() > deadline_; }
+  bool IsTimeUp() const { return deadline_.IsPast(); }
 
  private:
   // Bits of the first word of a key; above them, the alternative of the layer that is open. At the begin PIM's channels
@@ -295,7 +302,7 @@ class LabelSearch {
 
   const Problem& problem_;
   Query query_;
-  const Clock::time_point deadline_;
+  const Deadline deadline_;
   const std::function<void()>& poll_;
   LiveResults live_;
   const int positions_, resources_, criteria_, pools_;
@@ -343,7 +350,7 @@ class LabelSearch {
 class TailCache {
  public:
   /*! \brief Tails of the criteria of a query; if it `searches`, also of those for which none are known. */
-  SegmentTails Find(const Problem& problem, const Query& query, Clock::time_point deadline,
+  SegmentTails Find(const Problem& problem, const Query& query, const Deadline& deadline,
                     const std::function<void()>& poll, bool searches);
 
  private:

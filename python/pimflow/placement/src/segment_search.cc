@@ -163,19 +163,19 @@ std::shared_ptr<const Tails> TailCache::Interpolate(const Criterion& criterion, 
   return tails;
 }
 
-SegmentTails TailCache::Find(const Problem& problem, const Query& query, Clock::time_point deadline,
+SegmentTails TailCache::Find(const Problem& problem, const Query& query, const Deadline& deadline,
                              const std::function<void()>& poll, bool searches) {
   const std::lock_guard<std::mutex> lock(mutex_);
   SegmentTails tails;
   for (const Criterion& criterion : query.criteria) {
     tails.push_back(criterion.per_ns ? Interpolate(criterion, query.only_gpu) : nullptr);
-    if (tails.back() || !criterion.per_ns || !searches || Clock::now() > deadline) continue;
+    if (tails.back() || !criterion.per_ns || !searches || deadline.IsPast()) continue;
     Query alone{{0, 0, query.only_gpu, 0, query.max_labels, query.compared_labels},
                 {kInfinite, kInfinite, query.seconds},
                 {criterion}};
     alone.criteria[0].upper_bound = kInfinite, alone.criteria[0].tolerance = 0;
     tails.back() = std::make_shared<Tails>(LabelSearch(problem, alone, deadline, poll, {}).GroupEndBounds());
-    if (Clock::now() <= deadline) entries_.push_back({criterion, query.only_gpu != 0, tails.back()});
+    if (!deadline.IsPast()) entries_.push_back({criterion, query.only_gpu != 0, tails.back()});
   }
   return tails;
 }

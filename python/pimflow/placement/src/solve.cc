@@ -13,7 +13,6 @@ namespace pimflow {
 namespace {
 
 namespace ffi = tvm::ffi;
-using placement::Clock;
 
 /*! \brief A problem that is read once, and may be searched many times. */
 class ProblemObj : public ffi::Object {
@@ -64,8 +63,7 @@ Fields Search(ProblemRef ref, ffi::TensorView options, ffi::TensorView limits, f
   const placement::Query query{ReadRecord<placement::QueryOptions>(options),
                                ReadRecord<placement::QueryLimits>(limits),
                                {table.begin(), table.end()}};
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(query.seconds));
+  const placement::Deadline deadline(query.seconds);
   const std::function<void()> poll = [] {
     if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
   };
