@@ -40,8 +40,10 @@ struct Run { int64_t beam; double share; };
 Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_list<Run> runs, Result best) {
   bool is_hopeless = false;  // labels were dropped although all were searched
   for (const Run& run : runs) {
+    const double value = BestValue(search, best);
+    if (value < kInfinite && search.IsTimeUp()) break;
     if (!run.beam && (is_hopeless || (run.share < 1 && search.IsTimeUp()))) continue;
-    const double value = BestValue(search, best), last = value < kInfinite ? value * (1 + kRounding) : upper_bound;
+    const double last = value < kInfinite ? value * (1 + kRounding) : upper_bound;
     const bool allows_all = run.share >= 1 || last - best.bound < kSmallGap * last;
     double limit = last;
     if (!allows_all) limit = best.bound + run.share * (std::min(last, best.bound * (1 + kUnknownGap)) - best.bound);
@@ -53,8 +55,7 @@ Result FindBestPlan(LabelSearch& search, double upper_bound, std::initializer_li
     best.max_labels_at_position = std::max(best.max_labels_at_position, next.max_labels_at_position);
     best.dropped_bound = next.dropped_bound;
     if (!next.solutions.empty()) best.solutions = std::move(next.solutions);
-    const double best_value = BestValue(search, best);
-    if (best.bound >= best_value || (best_value < kInfinite && search.IsTimeUp())) break;
+    if (best.bound >= BestValue(search, best)) break;
   }
   best.bound = std::min(best.bound, BestValue(search, best));
   return best;
