@@ -11,7 +11,7 @@ from problems import covers, problems
 from pimflow import frontend
 from pimflow.commands.shared import prepare
 from pimflow.compiler import build, phases
-from pimflow.core.candidate import Footprint
+from pimflow.core.candidate import Footprint, LayerAlternative
 from pimflow.core.goal import SOLVERS
 from pimflow.core.liveness import Lifetime, Liveness
 from pimflow.core.rewrite import OPERATOR_KERNELS
@@ -68,7 +68,8 @@ def plan_bytes(graph, cover):
         addends = {tensor for region in waiting_regions for tensor in region.inputs[region.operands :]}
         live |= addends
         last_region = graph.region(candidate.covers[-1])
-        late = last_region.inputs[last_region.operands :] if len(candidate.covers) == 1 and one_kernel else ()
+        is_plain = one_kernel and len(candidate.covers) == 1 and candidate.alternative == LayerAlternative()
+        late = last_region.inputs[last_region.operands :] if is_plain else ()
         overwritten = [
             name
             for name in late

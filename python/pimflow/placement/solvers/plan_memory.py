@@ -160,7 +160,7 @@ class PlanMemory:
         """
         is_plain = candidate.rewrite == OPERATOR_KERNELS and candidate.alternative == LayerAlternative()
         steps = candidate.footprint.run_moments
-        if not is_plain or any(step.writes and not step.reads for step in steps):
+        if not is_plain or len(candidate.covers) > 1 or any(step.writes and not step.reads for step in steps):
             return ()
         region = self.graph.region(candidate.covers[-1])
         end, result = self._order[region.name] + 1, self._lives.get(region.name)
