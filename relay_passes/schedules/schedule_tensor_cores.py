@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
 from math import gcd, prod
 
 import tvm
@@ -71,7 +70,7 @@ class TensorCores(GpuRule):
         return s_tir.Schedule(sch.mod["main"].with_attr(PRODUCT_TILE, tile.to_text()))
 
     def _schedule(
-        self, func: tirx.PrimFunc, stages: Sequence[int]
+        self, func: tirx.PrimFunc, stages: tuple[int, ...]
     ) -> tuple[s_tir.Schedule, BlockTile] | None:
         """The schedule of a product with one of these numbers of stages, and its tile."""
         sch = s_tir.Schedule(func)
@@ -96,7 +95,7 @@ class TensorCores(GpuRule):
             sch.unroll(part)
         return sch, tile
 
-    def choose(self, shape: ProductShape, stages: Sequence[int] = STAGES[:1]) -> BlockTile | None:
+    def choose(self, shape: ProductShape, stages: tuple[int, ...] = STAGES[:1]) -> BlockTile | None:
         """The tile of a product, with one of these numbers of stages; None if no tile fits."""
         return fastest_tile(shape, self.limits, stages)
 

@@ -116,7 +116,7 @@ def gpu_alone(name: str, dtype: str) -> tuple[RegionGraph, System]:
     return prepare.regions(frontend.load(name), system, fuse=True), system
 
 
-def searched(graph: RegionGraph, system: System, terms: Terms) -> SearchResult:
+def fastest_plan(graph: RegionGraph, system: System, terms: Terms) -> SearchResult:
     """The fastest plan on the GPU alone, where fused groups cost nothing for `terms`."""
     with terms.left_out():
         return search(graph, system, goal=GPU_ALONE)
@@ -248,7 +248,7 @@ def term_rows(
             note(f"{name}, {dtype}")
             graph, system = gpu_alone(name, dtype)
             separate = separate_ns(graph, system)
-            results = [searched(graph, system, left_out) for left_out in COLUMNS.values()]
+            results = [fastest_plan(graph, system, left_out) for left_out in COLUMNS.values()]
             times_ns = [
                 *(result.evaluation.latency_ns for result in results),
                 separate_rates_ns(graph, system),

@@ -97,9 +97,9 @@ GROUPED = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("made", long_but(["a step with angles", "a cache of fixed length"], GROUPED))
-def test_grouped_queries(made):
-    require_alike(*gqa_model(**made), places=made["past"] + made["tokens"])
+@pytest.mark.parametrize("case", long_but(["a step with angles", "a cache of fixed length"], GROUPED))
+def test_grouped_queries(case):
+    require_alike(*gqa_model(**case), places=case["past"] + case["tokens"])
 
 
 def test_grouped_queries_are_one_call_over_the_cache():
@@ -157,9 +157,9 @@ def experts_model(rows: int, activation_type: str, biased: bool = True, **attrib
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("made", long_but(["a few rows", "many rows"], EXPERTS))
-def test_experts_of_microsoft(made):
-    require_alike(*experts_model(**made))
+@pytest.mark.parametrize("case", long_but(["a few rows", "many rows"], EXPERTS))
+def test_experts_of_microsoft(case):
+    require_alike(*experts_model(**case))
 
 
 @pytest.mark.long
@@ -205,9 +205,9 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("made", long_but(["all that is added"], MANY))
-def test_many_heads(made):
-    require_alike(*heads_of_microsoft(**made))
+@pytest.mark.parametrize("case", long_but(["all that is added"], MANY))
+def test_many_heads(case):
+    require_alike(*heads_of_microsoft(**case))
 
 
 ROTATED = {
@@ -218,9 +218,9 @@ ROTATED = {
 }
 
 
-@pytest.mark.parametrize("made", long_but(["places"], ROTATED))
-def test_rotary_embedding_of_microsoft(made):
-    x, ids, attributes = made
+@pytest.mark.parametrize("case", long_but(["places"], ROTATED))
+def test_rotary_embedding_of_microsoft(case):
+    x, ids, attributes = case
     cosines, sines = tables(16, 4)
     inputs = {"x": x, "ids": ids, "cosines": cosines, "sines": sines}
     constants = ("cosines", "sines")

@@ -130,8 +130,8 @@ def HalfIntegers(x: R.Tensor((2, 3), "int32"), y: R.Tensor((2, 3), "float64")):
     a = R.add(x, x)
     b = R.max(a, axis=1)
     c = R.nn.softmax(y)
-    both = (b, c)
-    return both
+    results = (b, c)
+    return results
 
 
 @pytest.mark.parametrize("mod", [HalfIntegers, GroupKernels()(HalfIntegers)], ids=["flat", "grouped"])

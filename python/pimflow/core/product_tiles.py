@@ -19,7 +19,7 @@ the latency is assumed. ``rate`` is that of 32 banks of 4 bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
@@ -164,14 +164,14 @@ def _fitting_tiles(limits: KernelLimits, stages: tuple[int, ...]) -> tuple[Block
     return tuple(tile for tile in every_tile if tile.fits(limits))
 
 
-def tiles(shape: ProductShape, limits: KernelLimits, stages: Sequence[int]) -> Iterator[BlockTile]:
+def tiles(shape: ProductShape, limits: KernelLimits, stages: tuple[int, ...]) -> Iterator[BlockTile]:
     """The tiles that a block can have, with any of these numbers of stages.
 
     A part of split-K has `PART` elements of `ProductShape.run`, or a multiple. Steps do not end within a tap
     of a window, if its channels can be divided so: then taps follow from indices by divisions, which take
     longer than loads.
     """
-    for tile in _fitting_tiles(limits, tuple(stages)):
+    for tile in _fitting_tiles(limits, stages):
         if tile.split > 1 and shape.run % (tile.split * PART):
             continue
         run = shape.run // tile.split
@@ -198,15 +198,11 @@ def _sum_ns(shape: ProductShape, split: int, limits: KernelLimits) -> float:
 
 
 @functools.cache
-def _fastest_tile(shape: ProductShape, limits: KernelLimits, stages: tuple[int, ...]) -> BlockTile | None:
-    return min(tiles(shape, limits, stages), key=lambda tile: product_ns(shape, tile, limits), default=None)
-
-
 def fastest_tile(
-    shape: ProductShape, limits: KernelLimits, stages: Sequence[int] = STAGES[:1]
+    shape: ProductShape, limits: KernelLimits, stages: tuple[int, ...] = STAGES[:1]
 ) -> BlockTile | None:
     """The fastest tile that a block can have; None if there is none."""
-    return _fastest_tile(shape, limits, tuple(stages))
+    return min(tiles(shape, limits, stages), key=lambda tile: product_ns(shape, tile, limits), default=None)
 
 
 def split_workspace_bytes(kernel: Kernel, dtype: str, limits: KernelLimits) -> int:

@@ -121,9 +121,9 @@ def _with_narrow_types(model: Model, options: NetworkOptions) -> onnx.ModelProto
     """The graph of a language model of the zoo with narrow types; raises `UsageError` for other models."""
     weights, caches = options.weight_type, options.kv_cache_dtype
     if not (isinstance(model, str) and model in zoo.decoder_names()):
-        given = f"--weight-type {weights}" if weights != "fp16" else f"--kv-cache-dtype {caches}"
+        option = f"--weight-type {weights}" if weights != "fp16" else f"--kv-cache-dtype {caches}"
         raise UsageError(
-            f"{given}: only language models of the zoo are quantised, and a file keeps its own types of "
+            f"{option}: only language models of the zoo are quantised, and a file keeps its own types of "
             "weights; leave it out"
         )
     decoder = zoo.decoder(model).with_types(weights, kv_cache_dtype=caches)

@@ -30,7 +30,7 @@ def pinned_candidates(
     for name in pins:
         if name not in region_names:
             raise UnknownNameError("layer", name, region_names)
-    kept = {
+    remaining = {
         name: tuple(
             candidate
             for candidate in (*region_candidates, *_pin_splits(generator, name))
@@ -38,11 +38,13 @@ def pinned_candidates(
         )
         for name, region_candidates in candidates.items()
     }
-    covered = {region for kept_candidates in kept.values() for c in kept_candidates for region in c.covers}
+    covered = {
+        region for kept_candidates in remaining.values() for c in kept_candidates for region in c.covers
+    }
     for name, how in pins.items():
         if name not in covered:
             raise PlanError(f"layer '{name}' cannot be {how}: {_obstacle(generator, name)}")
-    return kept
+    return remaining
 
 
 def _pin_splits(generator: CandidateGenerator, name: str) -> Iterator[Candidate]:

@@ -125,7 +125,7 @@ Result BranchOnPools(LabelSearch& search, const Query& query, int64_t beam, Resu
     }
     if (!box.HasBestPlan()) {
       search.BoundPools(box.max_bytes);
-        box.best = FindBestPlan(search, upper_bound, {{beam, 1}, {0, 1.0 / 16}, {0, 1.0 / 4}, {0, 1}}, {{}, box.bound});
+      box.best = FindBestPlan(search, upper_bound, {{beam, 1}, {0, 1.0 / 16}, {0, 1.0 / 4}, {0, 1}}, {{}, box.bound});
       box.bound = std::max(box.bound, box.best.bound);
       best.labels += box.best.labels;
       best.max_labels_at_position = std::max(best.max_labels_at_position, box.best.max_labels_at_position);
